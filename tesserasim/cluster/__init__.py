@@ -1,0 +1,1 @@
+"""GPUs, links and prices: the machines a plan is made for."""

@@ -1,0 +1,82 @@
+"""What an engine executes: flat integer programs, one per lane and device.
+
+The engine knows nothing of models, sites or costs. All times are integer nanoseconds, all sizes bytes.
+`lower` (tesserasim/lower.py) makes programs from a mix, a plan and kernel times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One direction of a link. Occupied ceil(bytes / rate); arrival = end of occupation + latency; FIFO."""
+
+    name: str
+    src: int  # index into Program.devices
+    dst: int
+    bytes_per_s: int  # integer, so that occupation is exact: ceil(bytes * 1e9 / bytes_per_s)
+    latency_ns: int
+
+    def occupation_ns(self, nbytes: int) -> int:
+        return -(-nbytes * 1_000_000_000 // self.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A transfer that starts when the kernel it hangs on ends."""
+
+    channel: int  # index into Program.channels
+    nbytes: int
+    token: int  # set at arrival, once per cohort
+
+
+@dataclass(slots=True)
+class StreamProgram:
+    """One cohort's kernels on one device, in program order; parallel lists, all of equal length.
+
+    Kernel i is ready at max(end of i-1 on this stream + delay[i], arrival of every token in waits[i]).
+    The first kernel of a cohort counts from the cohort's entry.
+    """
+
+    device: int
+    duration: list[int] = field(default_factory=list)  # ns, >= 1
+    delay: list[int] = field(default_factory=list)  # ns, >= 0: positive gap + launch cost of a unit's first kernel
+    #: ns, >= 0: how much a negative gap shortens the kernel, applied only if it starts at the very moment its
+    #: predecessor on this stream ended on this device. Already clipped so that duration - shave >= 1. Nonzero
+    #: only where the predecessor on this stream is the captured predecessor.
+    shave: list[int] = field(default_factory=list)
+    waits: list[tuple[int, ...] | None] = field(default_factory=list)
+    sends: list[tuple[Send, ...] | None] = field(default_factory=list)
+    #: index of each kernel in the cohort's program order over all devices (tie rule)
+    order: list[int] = field(default_factory=list)
+    labels: list[str] | None = None  # names for timelines; None when not wanted
+
+
+@dataclass(slots=True)
+class LaneProgram:
+    """`depth` cohorts of `batch` requests in flight, each running every stream program once."""
+
+    name: str
+    batch: int
+    depth: int
+    streams: tuple[StreamProgram, ...]  # one per device used, any order
+    tokens: int  # number of tokens a cohort uses
+    units: int  # unit launches per cohort (decides the window)
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Program:
+    devices: tuple[str, ...]
+    channels: tuple[Channel, ...]
+    lanes: tuple[LaneProgram, ...]
+
+    def warmup(self, lane: LaneProgram) -> int:
+        """Completions before the window: 2 d."""
+        return 2 * lane.depth
+
+    def window(self, lane: LaneProgram) -> int:
+        """Completions in the window: 2 d for cohorts of >= 100 units, else 8 d."""
+        return (2 if lane.units >= 100 else 8) * lane.depth

@@ -1,0 +1,1 @@
+"""What a trace and a mix are, and how they are read and written."""

@@ -1,0 +1,224 @@
+"""The trace: one unit of work (a prefill, a decode step, a denoising step) captured on one GPU.
+
+A trace is a list of kernels in launch order, the buffers they touch, and what was measured about the
+whole. It is the only thing the simulator knows about the real world, so it carries where it came from
+(`origin`) and never forgets it.
+
+Sites and kernels
+    A *site* is one call of one operation: module path + op + ordinal. It may launch several kernels
+    (split-K GEMM and its reduce). Sites are placed and cost-predicted; kernels are simulated and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tesserasim.errors import InputError
+
+SCHEMA_VERSION = 1
+
+KINDS = (
+    "gemm", "attention_prefill", "attention_decode", "moe", "ssm_scan", "conv", "norm", "elementwise",
+    "reduction", "copy", "memset", "collective", "sampling", "other",
+)  # fmt: skip
+PHASES = ("prefill", "decode", "denoise", "encode", "other")
+PARTS = ("attention", "ffn", "embed", "head", "other")
+MODES = ("R", "W", "RW")
+EXTENTS = ("exact", "superset", "unknown")
+EVIDENCE = ("ptx", "params", "schema", "library", "oracle", "unknown")
+ROLES = ("weight", "activation", "state", "workspace", "input", "output")
+ORIGINS = ("captured", "imported", "derived", "synthetic")
+
+#: Fields of `Kernel.shape`; an absent one is missing from the mapping. All are counts, never bytes.
+SHAPE_FIELDS = (
+    "m", "n", "k", "batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "window", "hidden", "inter",
+    "topk", "experts", "elements",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Bytes of one buffer that one kernel reads or writes."""
+
+    buffer: int  # Buffer.id
+    mode: str  # R, W or RW
+    offset: int  # first byte, from the start of the buffer
+    nbytes: int  # bytes touched from there on (an upper limit unless extent is "exact")
+    extent: str = "exact"  # exact | superset | unknown
+    covers: bool = False  # a write proven to write every byte of [offset, offset + nbytes)
+    evidence: str = "unknown"
+
+    @property
+    def reads(self) -> bool:
+        return self.mode != "W"
+
+    @property
+    def writes(self) -> bool:
+        return self.mode != "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A logical buffer: one value's home. Weights and state keep their name in every unit of a mix."""
+
+    id: int
+    name: str  # stable across units for weights (module path) and state ("layers.3.kv")
+    nbytes: int
+    role: str
+    storage: int = -1  # allocator block, for aliasing; -1: unknown
+    storage_offset: int = 0
+    first_use: int = -1  # kernel id
+    last_use: int = -1
+    bytes_per_token: int = 0  # state only: what one more token of one sequence adds
+    bytes_per_sequence: int = 0  # state only: fixed part of one sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel, copy or set, in launch order."""
+
+    id: int
+    name: str
+    site: str
+    kind: str = "other"
+    op: str = ""
+    module: str = ""
+    phase: str = "other"
+    part: str = "other"
+    stream: int = 0
+    device: int = 0  # of the profile; 0 in a captured trace
+    grid: tuple[int, int, int] = (0, 0, 0)
+    block: tuple[int, int, int] = (0, 0, 0)
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    registers: int = 0
+    weight_dtype: str = ""
+    act_dtype: str = ""
+    shape: Mapping[str, int] = field(default_factory=dict)
+    flops: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    duration_ns: int = 0  # median of the repeats
+    duration_p10_ns: int = 0
+    duration_p90_ns: int = 0
+    gap_ns: int = 0  # signed: start minus the end of the kernel before it on the stream; 0 for the first
+    start_ns: int = 0  # imported profiles: start relative to the profile's first event
+    group: int = -1  # sites that must stay together share a group; -1: free
+    group_reason: str = ""
+    accesses: tuple[Access, ...] = ()
+
+
+@dataclass(frozen=True)
+class TraceMeta:
+    """Everything about the unit that is not a kernel. Written as one JSON object in the file's metadata."""
+
+    origin: str
+    model: str
+    unit: Mapping[str, Any]  # {"name": "decode", "phase": "decode", "batch": 32, "tokens": 1, "context": 2048}
+    gpu: str  # canonical catalogue name where known, else as the source says
+    driver: str = ""
+    torch: str = ""
+    tp_size: int = 1
+    tp_rank: int = 0
+    repeats: int = 0
+    e2e_ns: Mapping[str, int] | None = None  # median, p10, p90 of the graph without the profiler
+    launch: Mapping[str, Any] | None = None  # empty_graph_ns, per_node_ns, fitted_on
+    structure_sha256: str = ""
+    workspace_bytes: int = 0  # peak bytes of activations and workspace of one execution
+    moe: Mapping[str, Any] | None = None  # routing statistics and seed
+    tool_version: str = ""
+    captured_at: str = ""
+    source: str = ""  # imported: file name
+    warnings: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Kernels in launch order + buffers + metadata. Immutable; identity by content, not by file."""
+
+    meta: TraceMeta
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.kernels)
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(self.kernels)
+
+    @cached_property
+    def sites(self) -> tuple[str, ...]:
+        """Distinct sites in order of their first kernel."""
+        return tuple(dict.fromkeys(k.site for k in self.kernels))
+
+    @cached_property
+    def site_of(self) -> tuple[int, ...]:
+        """For each kernel the index of its site in `sites`."""
+        index = {name: i for i, name in enumerate(self.sites)}
+        return tuple(index[k.site] for k in self.kernels)
+
+    @property
+    def unit(self) -> str:
+        return str(self.meta.unit.get("name", "unit"))
+
+    @property
+    def busy_ns(self) -> int:
+        return sum(k.duration_ns for k in self.kernels)
+
+    @property
+    def span_ns(self) -> int:
+        """Sum of durations and signed gaps: the profiled span of a single-stream unit."""
+        return sum(k.duration_ns + k.gap_ns for k in self.kernels)
+
+    @property
+    def launch_ns(self) -> int:
+        """Launch cost (design: empty graph + fitted ns per node), at least 0."""
+        if not self.meta.launch:
+            return 0
+        cost = self.meta.launch["empty_graph_ns"] + self.meta.launch["per_node_ns"] * len(self.kernels)
+        return max(0, int(cost + 0.5))
+
+    @property
+    def residual_ns(self) -> int | None:
+        """Measured end-to-end time minus durations, gaps and launch cost; None if it was not measured."""
+        if not self.meta.e2e_ns:
+            return None
+        return int(self.meta.e2e_ns["median"]) - self.span_ns - self.launch_ns
+
+    def validate(self) -> None:
+        """Raise InputError at the first broken rule: ids in order, known words, accesses inside buffers."""
+        where = self.meta.source or f"{self.meta.model} {self.unit}"
+        if self.meta.origin not in ORIGINS:
+            raise InputError(f"{where}: origin {self.meta.origin!r} is not one of {', '.join(ORIGINS)}")
+        for i, b in enumerate(self.buffers):
+            if b.id != i or b.role not in ROLES or b.nbytes < 0:
+                raise InputError(f"{where}: buffer {i} ({b.name}) has a wrong id, role or size")
+        for i, k in enumerate(self.kernels):
+            if k.id != i:
+                raise InputError(f"{where}: kernel {i} carries id {k.id}; rows must be in launch order")
+            if k.kind not in KINDS or k.phase not in PHASES or k.part not in PARTS:
+                raise InputError(f"{where}: kernel {i} ({k.name[:60]}) has an unknown kind, phase or part")
+            if k.duration_ns < 0:
+                raise InputError(f"{where}: kernel {i} ({k.name[:60]}) has a negative duration")
+            for a in k.accesses:
+                if not 0 <= a.buffer < len(self.buffers) or a.mode not in MODES:
+                    raise InputError(f"{where}: kernel {i} ({k.name[:60]}) has an access to no buffer")
+                if a.offset < 0 or a.nbytes < 0 or a.offset + a.nbytes > self.buffers[a.buffer].nbytes:
+                    raise InputError(
+                        f"{where}: kernel {i} ({k.name[:60]}) touches bytes outside {self.buffers[a.buffer].name}"
+                    )
+
+
+def structure_sha256(kernels: tuple[Kernel, ...]) -> str:
+    """Hash over (name, grid, block, cluster, shared) in launch order: what a replay must find again."""
+    import hashlib
+
+    h = hashlib.sha256()
+    for k in kernels:
+        h.update(repr((k.name, k.grid, k.block, k.cluster, k.shared_bytes)).encode())
+    return h.hexdigest()

@@ -1,0 +1,102 @@
+"""Traces in Parquet: a row per kernel, accesses as a nested list, the rest as JSON in the file metadata.
+
+pandas, DuckDB and Polars read the rows as they are; the JSON (metadata and buffers) lies under the schema
+key ``tesserasim``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tesserasim.errors import InputError
+from tesserasim.trace.model import SCHEMA_VERSION, SHAPE_FIELDS, Access, Buffer, Kernel, Trace, TraceMeta
+
+METADATA_KEY = b"tesserasim"
+
+_DIM = pa.list_(pa.int32(), 3)
+_ACCESS = pa.struct(
+    [
+        ("buffer", pa.int32()), ("mode", pa.string()), ("offset", pa.int64()), ("nbytes", pa.int64()),
+        ("extent", pa.string()), ("covers", pa.bool_()), ("evidence", pa.string()),
+    ]
+)  # fmt: skip
+_SHAPE = pa.struct([(f, pa.int64()) for f in SHAPE_FIELDS])
+_STRINGS = ("name", "site", "kind", "op", "module", "phase", "part")
+_INTS = (
+    "shared_bytes", "registers", "flops", "read_bytes", "write_bytes", "duration_ns", "duration_p10_ns",
+    "duration_p90_ns", "gap_ns", "start_ns",
+)  # fmt: skip
+SCHEMA = pa.schema(
+    [("id", pa.int32()), *((s, pa.string()) for s in _STRINGS), ("stream", pa.int32()), ("device", pa.int32()),
+     ("grid", _DIM), ("block", _DIM), ("cluster", _DIM),
+     ("weight_dtype", pa.string()), ("act_dtype", pa.string()), ("shape", _SHAPE),
+     *((s, pa.int64()) for s in _INTS),
+     ("group", pa.int32()), ("group_reason", pa.string()), ("accesses", pa.list_(_ACCESS))]
+)  # fmt: skip
+
+
+def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write `trace` to `path`; the file appears whole or not at all."""
+    trace.validate()
+    columns: dict[str, Any] = {
+        name: [getattr(k, name) for k in trace.kernels] for name in SCHEMA.names if name not in ("shape", "accesses")
+    }
+    columns["shape"] = [{f: k.shape.get(f) for f in SHAPE_FIELDS} for k in trace.kernels]
+    columns["accesses"] = [[dataclasses.asdict(a) for a in k.accesses] for k in trace.kernels]
+    document = {"meta": dataclasses.asdict(trace.meta), "buffers": [dataclasses.asdict(b) for b in trace.buffers]}
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    table = pa.table(columns, schema=SCHEMA.with_metadata({METADATA_KEY: text.encode()}))
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, partial, compression="zstd", compression_level=9)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace written by `write_trace`.
+
+    Raises InputError for a missing file, a Parquet file of another kind, or a newer schema version.
+    """
+    where = os.fspath(path)
+    try:
+        table = pq.read_table(where)
+    except FileNotFoundError:
+        raise InputError(f"{where}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        first = (str(error).splitlines() or ["cannot be read"])[0]
+        raise InputError(f"{where}: not a readable Parquet file ({first})") from None
+    text = (table.schema.metadata or {}).get(METADATA_KEY)
+    if text is None:
+        raise InputError(f"{where}: Parquet without tesserasim metadata; make traces with 'import' or 'hw capture'")
+    try:
+        document = json.loads(text)
+        version = document["meta"].get("schema_version")
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            raise InputError(f"{where}: trace schema version {version}, this tool reads up to {SCHEMA_VERSION}")
+        meta = TraceMeta(**{**document["meta"], "warnings": tuple(document["meta"].get("warnings", ()))})
+        buffers = tuple(Buffer(**b) for b in document["buffers"])
+        kernels = tuple(_kernel(row) for row in table.to_pylist())
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: damaged trace ({type(error).__name__}: {error})") from None
+    trace = Trace(meta, kernels, buffers)
+    trace.validate()
+    return trace
+
+
+def _kernel(row: dict[str, Any]) -> Kernel:
+    row["shape"] = {f: v for f, v in row["shape"].items() if v is not None}
+    row["accesses"] = tuple(Access(**a) for a in row["accesses"])
+    for dim in ("grid", "block", "cluster"):
+        row[dim] = tuple(row[dim])
+    return Kernel(**row)
