@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One GPU type. Peak rates are dense; bandwidth is what the vendor states unless `effective_gbs` is set."""
+    """One GPU type. Peak rates are dense; bandwidth is the vendor's unless `effective_gbs` is set."""
 
     name: str  # canonical: "A100-80GB-PCIe"
     aliases: tuple[str, ...]
@@ -26,12 +28,30 @@ class GpuSpec:
     pcie_gen: int | None = None
     nvlink_gbs: float | None = None  # per direction
     source: str = ""
-    unverified: str = ""
+    unverified: str = ""  # fields whose sources are weak or disagree
+    l2_gbs: float | None = None  # read bandwidth of the L2 cache, GB/s; None: unknown
+    notes: str = ""
 
     @property
     def dram_gbs(self) -> float:
         """Bandwidth to compute with: measured if known, else the datasheet's."""
         return self.effective_gbs or self.bandwidth_gbs
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKind:
+    """A kind of link as the catalogue knows it: what one direction carries and what one hop costs.
+
+    `latency_us` is the cost of a hop beyond the bytes, as a program sees it: from the end of the kernel that
+    made the value to the moment the kernel on the other GPU may start, several times the wire's latency.
+    """
+
+    name: str  # "nvlink4", "pcie4", "rdma200"
+    gbps: float  # gigabit per second and direction, as reached (RDMA: the line rate, which names it)
+    nominal_gbps: float
+    latency_us: float
+    gbps_source: str
+    latency_source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +97,8 @@ class Cluster:
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
     prices: Mapping[str, Price] = field(default_factory=dict)  # GPU name -> price; a missing one is unknown
+    #: device id -> Gb/s per direction of its port, shared by all its links; a missing one is no limit
+    nic_gbps: Mapping[str, float] = field(default_factory=dict)
 
     def device(self, device_id: str) -> Device:
         for d in self.devices:
@@ -97,3 +119,26 @@ class Cluster:
             return sum(self.prices[d.gpu.name].usd_per_hour for d in self.devices)
         except KeyError:
             return None
+
+
+#: Words about a figure, not the figure itself: they may be corrected without a cluster becoming another one.
+_PROSE = ("aliases", "source", "unverified", "notes", "date")
+
+
+def cluster_hash(cluster: Cluster) -> str:
+    """SHA-256 over every figure of the cluster: devices in order, links, ports and prices; no prose.
+
+    Two clusters with equal hashes give equal results; the same text parsed on another machine hashes alike.
+    """
+
+    def figures(thing: GpuSpec | Link | Price) -> dict[str, object]:
+        return {k: v for k, v in asdict(thing).items() if k not in _PROSE}
+
+    content = {
+        "devices": [[d.id, figures(d.gpu)] for d in cluster.devices],
+        "links": sorted((figures(x) for x in cluster.links), key=lambda f: (str(f["a"]), str(f["b"]))),
+        "nic_gbps": dict(sorted(cluster.nic_gbps.items())),
+        "prices": {name: figures(p) for name, p in sorted(cluster.prices.items())},
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
