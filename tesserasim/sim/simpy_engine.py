@@ -1,0 +1,377 @@
+"""The reference engine, on SimPy: what a program means is what this file does.
+
+A *device* runs one kernel at a time, to its end. When it is free it takes, of the streams whose next kernel
+(head) is ready, the most urgent: lane priority, then the older cohort. A *link* (one direction) carries one
+transfer at a time, first in first out. Every kernel is one scheduled event, its end; that event's priority is
+the tie key of `order.py`. A *moment* is all events with one time stamp: the last of them closes the moment
+(`_close`), which lets new cohorts in and lets free devices choose. A head that is ready later, with its device
+free, costs one more event (`_wake`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Any
+
+from simpy import Environment, Event
+
+from tesserasim.sim import order
+from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
+from tesserasim.sim.result import ChannelResult, DeadlockError, DeviceResult, LaneResult, SimResult, Slice
+
+_NEVER = -1
+
+
+class _Cohort:
+    """One cohort on its way: which tokens have arrived, and what has still to end before its slot is free."""
+
+    __slots__ = ("arrived", "lane", "number", "rank", "slot", "streams", "streams_left", "transfers_left")
+
+    def __init__(self, lane: int, slot: int, number: int, rank: int, tokens: int) -> None:
+        self.lane, self.slot, self.number = lane, slot, number
+        self.rank = rank  # order of entry over all lanes
+        self.arrived = bytearray(tokens)
+        self.streams: dict[int, _Stream] = {}
+        self.streams_left = 0
+        self.transfers_left = 0
+
+
+class _Stream:
+    """A cohort's kernels on one device; `at` is the head, which waits for `missing` tokens."""
+
+    __slots__ = ("at", "cohort", "missing", "previous_end", "program", "ready_at", "tie", "urgency")
+
+    def __init__(self, cohort: _Cohort, program: StreamProgram, urgency: int) -> None:
+        self.cohort, self.program, self.urgency = cohort, program, urgency
+        self.tie = order.cohort_part(cohort.rank)
+        self.at = 0
+        self.missing = 0
+        self.ready_at = 0
+        self.previous_end = _NEVER  # a cohort's first kernel follows nothing
+
+
+class _Device:
+    """A serial device: `ready` heads by urgency, `later` heads by the time their delay is over."""
+
+    __slots__ = ("busy", "end", "kernels", "later", "ready", "running", "started", "wake_at")
+
+    def __init__(self, env: Environment) -> None:
+        self.end = Event(env)  # used again for every kernel: at most one is running
+        self.end._ok, self.end._value = True, self
+        self.ready: list[tuple[int, _Stream]] = []
+        self.later: list[tuple[int, int, _Stream]] = []
+        self.running: _Stream | None = None
+        self.started = 0
+        self.wake_at = _NEVER
+        self.busy = 0
+        self.kernels = 0
+
+
+class _Link:
+    """One direction of a link: the transfer that occupies it and those behind."""
+
+    __slots__ = ("busy", "carrying", "channel", "end", "index", "nbytes", "queue", "started", "transfers")
+
+    def __init__(self, env: Environment, channel: Channel, index: int) -> None:
+        self.channel, self.index = channel, index
+        self.end = Event(env)
+        self.end._ok, self.end._value = True, self
+        self.queue: deque[tuple[_Stream, int, Send]] = deque()
+        self.carrying: tuple[_Stream, int, Send] | None = None
+        self.started = 0
+        self.busy = 0
+        self.nbytes = 0
+        self.transfers = 0
+
+
+class SimpyRun:
+    """One run of the given lanes (indices into the program), which share devices or links."""
+
+    def __init__(self, program: Program, lanes: list[int], result: SimResult) -> None:
+        self.program, self.result = program, result
+        self.lanes = lanes
+        self.env = Environment()
+        self.done = Event(self.env)
+        self.finished = False
+        self.slices = result.timeline
+        urgencies = sorted({program.lanes[i].priority for i in lanes})
+        self.urgency = {i: urgencies.index(program.lanes[i].priority) * order.MAX_COHORTS for i in lanes}
+        devices = sorted({s.device for i in lanes for s in program.lanes[i].streams})
+        self.devices = {d: _Device(self.env) for d in devices}
+        self.links = {
+            k: _Link(self.env, c, k) for k, c in enumerate(program.channels) if c.src in self.devices
+        }
+        self.keys = {  # per lane and device: the tie key of each kernel's end, for cohort 0
+            (i, s.device): [order.key(order.KERNEL_END, 0, p, s.device) for p in s.order]
+            for i in lanes
+            for s in program.lanes[i].streams
+        }
+        self.entered = 0
+        self.freed = [(i, slot) for i in lanes for slot in range(program.lanes[i].depth)]
+        self.touched: list[_Device] = []  # devices that may have something to choose at this moment
+        self.lanes_open = len(lanes)
+        self.window_start = 0
+        self.before_window: dict[int, int] = {}  # busy time of devices and links up to the window
+        self.before_window_links: dict[int, int] = {}
+        self.on_kernel_end = [self._kernel_ended]
+        self.on_transfer_end = [self._transfer_ended]
+
+    def run(self) -> int:
+        """Run until every lane has its window; fill the result in; return the end in ns."""
+        self._close()
+        try:
+            self.env.run(until=self.done)
+        except RuntimeError as error:  # SimPy ran out of events; `validate` should have seen it coming
+            if self.finished:
+                raise
+            raise DeadlockError(self._stuck()) from error
+        self._account()
+        return int(self.env.now)
+
+    # What ends -------------------------------------------------------------------------------------------
+
+    def _kernel_ended(self, event: Event) -> None:
+        device: _Device = event._value
+        stream = device.running
+        assert stream is not None
+        now = self.env._now
+        device.running = None
+        device.busy += now - device.started
+        device.kernels += 1
+        self.touched.append(device)
+        i = stream.at
+        sends = stream.program.sends[i]
+        if sends:
+            for send in sends:
+                self._send(stream, i, send)
+        stream.at = i = i + 1
+        stream.previous_end = now
+        if i == len(stream.program.duration):
+            self._stream_ended(stream.cohort)
+        else:
+            self._expose_head(stream, device, now)
+        if self.env.peek() > now:
+            self._close()
+
+    def _stream_ended(self, cohort: _Cohort) -> None:
+        cohort.streams_left -= 1
+        if cohort.streams_left:
+            return
+        lane = self.result.lanes[cohort.lane]
+        lane.completion_ns.append(self.env._now)
+        lane.cohorts.append(cohort.number)
+        self._leave_if_idle(cohort)
+        completed = len(lane.completion_ns)
+        if completed == lane.warmup:
+            self._mark_window()
+        if completed == lane.warmup + lane.window:
+            self.lanes_open -= 1
+            self.finished = not self.lanes_open
+
+    def _transfer_ended(self, event: Event) -> None:
+        link: _Link = event._value
+        assert link.carrying is not None
+        stream, i, send = link.carrying
+        link.carrying = None
+        link.busy += self.env._now - link.started
+        link.nbytes += send.nbytes
+        link.transfers += 1
+        arrival = Event(self.env)
+        arrival._ok, arrival._value = True, (stream.cohort, send.token, link.channel.dst)
+        arrival.callbacks = [self._arrived]
+        key = order.key(order.ARRIVAL, stream.cohort.rank, stream.program.order[i], link.channel.dst)
+        self.env.schedule(arrival, key, link.channel.latency_ns)
+        if link.queue:
+            self._occupy(link, link.queue.popleft())
+        stream.cohort.transfers_left -= 1
+        self._leave_if_idle(stream.cohort)
+        if self.env.peek() > self.env._now:
+            self._close()
+
+    def _arrived(self, event: Event) -> None:
+        cohort, token, dst = event._value
+        cohort.arrived[token] = 1
+        stream = cohort.streams.get(dst)
+        if stream is not None and stream.missing and token in stream.program.waits[stream.at]:
+            stream.missing -= 1
+            if not stream.missing:
+                self._queue_head(stream, self.devices[dst], self.env._now)
+        if self.env.peek() > self.env._now:
+            self._close()
+
+    def _woken(self, event: Event) -> None:
+        device: _Device = event._value
+        self.touched.append(device)
+        if self.env.peek() > self.env._now:
+            self._close()
+
+    # What starts -----------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """All that ends at this moment has ended: let cohorts in, let free devices choose, or stop."""
+        if self.finished:
+            if not self.done.triggered:
+                self.done.succeed()
+            return
+        if self.freed:
+            self.freed.sort()
+            freed, self.freed = self.freed, []
+            for lane, slot in freed:
+                self._enter(lane, slot)
+        now = self.env._now
+        for device in self.touched:
+            if device.running is None:
+                self._choose(device, now)
+        self.touched.clear()
+
+    def _enter(self, lane_index: int, slot: int) -> None:
+        lane: LaneProgram = self.program.lanes[lane_index]
+        entries = self.result.lanes[lane_index].entry_ns
+        cohort = _Cohort(lane_index, slot, len(entries), self.entered, lane.tokens)
+        self.entered += 1
+        now = self.env._now
+        entries.append(now)
+        for program in lane.streams:
+            if program.duration:
+                cohort.streams_left += 1
+                stream = _Stream(cohort, program, self.urgency[lane_index] + cohort.rank)
+                cohort.streams[program.device] = stream
+                device = self.devices[program.device]
+                self.touched.append(device)
+                self._expose_head(stream, device, now)
+
+    def _expose_head(self, stream: _Stream, device: _Device, now: int) -> None:
+        """The kernel at `at` is next on its stream: its delay counts from now."""
+        i = stream.at
+        stream.ready_at = now + stream.program.delay[i]
+        waits = stream.program.waits[i]
+        if waits:
+            arrived = stream.cohort.arrived
+            stream.missing = sum(not arrived[t] for t in set(waits))
+            if stream.missing:
+                return
+        self._queue_head(stream, device, now)
+
+    def _queue_head(self, stream: _Stream, device: _Device, now: int) -> None:
+        """Every input is there: the head is ready when its delay is over."""
+        if stream.ready_at <= now:
+            heappush(device.ready, (stream.urgency, stream))
+        else:
+            heappush(device.later, (stream.ready_at, stream.urgency, stream))
+        self.touched.append(device)
+
+    def _choose(self, device: _Device, now: int) -> None:
+        """Start the most urgent ready head, or come back when the next one is ready."""
+        later, ready = device.later, device.ready
+        while later and later[0][0] <= now:
+            _, urgency, stream = heappop(later)
+            heappush(ready, (urgency, stream))
+        if not ready:
+            if later:
+                self._wake(device, later[0][0], now)
+            return
+        _, stream = heappop(ready)
+        program = stream.program
+        i = stream.at
+        duration = program.duration[i]
+        if program.shave[i] and stream.previous_end == now:
+            duration -= program.shave[i]
+        device.running = stream
+        device.started = now
+        device.end.callbacks = self.on_kernel_end.copy()
+        key = self.keys[stream.cohort.lane, program.device][i] + stream.tie
+        self.env.schedule(device.end, key, duration)
+        if self.slices is not None:
+            self.slices.append(_kernel_slice(stream, now, now + duration))
+
+    def _wake(self, device: _Device, at: int, now: int) -> None:
+        """Come back at `at`, unless an earlier wake-up is under way already."""
+        if now < device.wake_at <= at:
+            return
+        device.wake_at = at
+        event = Event(self.env)
+        event._ok, event._value = True, device
+        event.callbacks = [self._woken]
+        stream = device.later[0][2]
+        program = stream.program
+        key = order.key(order.START, stream.cohort.rank, program.order[stream.at], program.device)
+        self.env.schedule(event, key, at - now)
+
+    def _send(self, stream: _Stream, i: int, send: Send) -> None:
+        stream.cohort.transfers_left += 1
+        link = self.links[send.channel]
+        if link.carrying is None:
+            self._occupy(link, (stream, i, send))
+        else:
+            link.queue.append((stream, i, send))
+
+    def _occupy(self, link: _Link, transfer: tuple[_Stream, int, Send]) -> None:
+        stream, i, send = link.carrying = transfer
+        link.started = now = self.env._now
+        link.end.callbacks = self.on_transfer_end.copy()
+        program = stream.program
+        key = order.key(order.TRANSFER_END, stream.cohort.rank, program.order[i], program.device)
+        occupation = link.channel.occupation_ns(send.nbytes)
+        self.env.schedule(link.end, key, occupation)
+        if self.slices is not None:
+            arrival = now + occupation + link.channel.latency_ns
+            self.slices.append(_transfer_slice(stream, i, send, link, now, now + occupation, arrival))
+
+    def _leave_if_idle(self, cohort: _Cohort) -> None:
+        """The slot is free when the last kernel and the last outgoing transfer have ended everywhere."""
+        if not cohort.streams_left and not cohort.transfers_left:
+            self.freed.append((cohort.lane, cohort.slot))
+
+    # Accounts --------------------------------------------------------------------------------------------
+
+    def _mark_window(self) -> None:
+        """A lane's window starts now; the last lane's mark is the one that stays."""
+        self.window_start = now = self.env._now
+        for d, device in self.devices.items():
+            self.before_window[d] = _busy(device, device.running, now)
+        for k, link in self.links.items():
+            self.before_window_links[k] = _busy(link, link.carrying, now)
+
+    def _account(self) -> None:
+        end = self.env._now
+        window = end - self.window_start
+        for d, device in self.devices.items():
+            out: DeviceResult = self.result.devices[d]
+            out.busy_ns, out.span_ns = _busy(device, device.running, end), end
+            out.window_busy_ns, out.window_ns = out.busy_ns - self.before_window.get(d, 0), window
+            out.kernels = device.kernels
+        for k, link in self.links.items():
+            use: ChannelResult = self.result.channels[k]
+            use.busy_ns, use.span_ns = _busy(link, link.carrying, end), end
+            use.window_busy_ns, use.window_ns = use.busy_ns - self.before_window_links.get(k, 0), window
+            use.nbytes, use.transfers = link.nbytes, link.transfers
+        if self.slices is not None:
+            self.slices[:] = [s for s in self.slices if s.start_ns < end or s.lane not in self.lanes]
+
+    def _stuck(self) -> str:
+        names = [self.result.lanes[i] for i in self.lanes]
+        waiting: list[LaneResult] = [x for x in names if len(x.completion_ns) < x.warmup + x.window]
+        return f"lane {waiting[0].name}: no event is left, but only {len(waiting[0].completion_ns)} cohorts left"
+
+
+def _busy(resource: _Device | _Link, current: Any, now: int) -> int:
+    """Busy time up to now, what is under way included."""
+    return resource.busy + (now - resource.started if current is not None else 0)
+
+
+def _kernel_slice(stream: _Stream, start: int, end: int) -> Slice:
+    c, p, i = stream.cohort, stream.program, stream.at
+    label = p.labels[i] if p.labels else ""
+    return Slice(start, end, "kernel", p.device, c.lane, c.slot, c.number, p.device, i, p.order[i], label=label)
+
+
+def _transfer_slice(
+    stream: _Stream, i: int, send: Send, link: _Link, start: int, end: int, arrival: int
+) -> Slice:
+    c, p = stream.cohort, stream.program
+    label = p.labels[i] if p.labels else ""
+    return Slice(
+        start, end, "transfer", link.index, c.lane, c.slot, c.number, p.device, i, p.order[i],
+        send.token, send.nbytes, arrival, label,
+    )  # fmt: skip
