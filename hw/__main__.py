@@ -1,0 +1,57 @@
+"""`python -m hw`: capture traces on this machine's GPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tesserasim.errors import TesserasimError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hw", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    c = commands.add_parser("capture", help="capture the units of a model as traces")
+    c.add_argument("--model", action="append", required=True, help="llama-3-8b, sd3.5-medium; may be repeated")
+    c.add_argument("--out", default="traces", help="folder for <model>/<unit>.parquet (default: traces)")
+    c.add_argument("--units", default="", help="comma-separated unit names; default: the model's whole grid")
+    c.add_argument("--left-out", default="", help="extra decode points as batchxcontext, e.g. 16x1536, kept apart")
+    c.add_argument("--limit-s", type=float, default=float("inf"), help="start no further unit after this long")
+    m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
+    m.add_argument("folder", nargs="?", default="traces")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        return _run(args)
+    except TesserasimError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        print("error: PyTorch is missing; install with: pip install '.[hw]'", file=sys.stderr)
+        return 2
+    from hw.capture import run
+
+    if args.command == "manifest":
+        run.write_manifest(Path(args.folder))
+        return 0
+    return run.capture_all(
+        args.model, Path(args.out), [u for u in args.units.split(",") if u],
+        [p for p in args.left_out.split(",") if p], args.limit_s,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Put a trace together: recorded calls + graph nodes + profiled times -> kernels, sites, buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hw.capture import classify
+from hw.capture.buffers import BufferTable, site_accesses
+from hw.capture.driver import MEMCPY, MEMSET, Node
+from hw.capture.recorder import Call
+from hw.capture.timing import NodeTimes
+from hw.errors import HardwareError
+from hw.workloads.base import UnitSpec, Workload
+from tesserasim import __version__
+from tesserasim.trace.model import Access, Kernel, Trace, TraceMeta, structure_sha256
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Everything one capture saw, before it becomes a trace."""
+
+    unit: UnitSpec
+    nodes: list[Node]
+    calls: list[Call]
+    borders: list[tuple[str, int]]
+    times: NodeTimes
+    e2e_ns: dict[str, int]
+    workspace_bytes: int
+    segments: list[tuple[int, int]]  # allocator segments, sorted (first, end)
+
+
+def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any]) -> Trace:
+    """Build the trace. HardwareError if nodes and calls do not line up."""
+    calls = _complete(captured)
+    table = BufferTable(workload.named_tensors(), captured.unit)
+    weights = {n.tensor.untyped_storage().data_ptr(): n.name for n in workload.named_tensors() if n.role == "weight"}
+    leaves = [
+        classify.weight_leaf(c, lambda p: weights.get(p, ""))
+        if classify.kind_of(c, captured.unit) == "gemm"
+        else ""
+        for c in calls
+    ]
+    parts = classify.parts(calls, leaves, workload.weights_of)
+    sites = _site_names(calls, leaves)
+    kernels: list[Kernel] = []
+    rows: list[list[Access]] = []
+    warnings: list[str] = []
+    for call, leaf, part, site in zip(calls, leaves, parts, sites, strict=True):
+        nodes = captured.nodes[call.first : call.last]
+        accesses, notes = site_accesses(call, nodes, table, captured.segments, site)
+        warnings += notes
+        kernels += _kernels(captured, call, leaf, part, site, accesses, table, workload)
+        rows += accesses
+    buffers = tuple(table.finish(rows))
+    count = Counter(k.site for k in kernels)
+    kernels = [
+        dataclasses.replace(k, group_reason="kernels of one call" if count[k.site] > 1 else "") for k in kernels
+    ]
+    meta = TraceMeta(
+        origin="captured", model=workload.model, unit=captured.unit.as_dict(), gpu=str(machine["gpu"]),
+        driver=str(machine["driver"]), torch=str(machine["torch"]), repeats=captured.times.duration.shape[0],
+        e2e_ns=captured.e2e_ns, launch=machine.get("launch"), structure_sha256=structure_sha256(tuple(kernels)),
+        workspace_bytes=captured.workspace_bytes, tool_version=__version__,
+        captured_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        warnings=tuple(sorted(set(warnings))[:20]),
+        extra={"copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(warnings)},
+    )  # fmt: skip
+    return Trace(meta, tuple(kernels), buffers)
+
+
+def _complete(captured: Captured) -> list[Call]:
+    """Calls that cover every node exactly once; a node no call explains becomes a call of its own."""
+    out: list[Call] = []
+    at = 0
+    for call in captured.calls:
+        if call.first < at:
+            raise HardwareError(f"recorded calls overlap at graph node {call.first}")
+        out += _unexplained(captured, at, call.first)
+        out.append(call)
+        at = call.last
+    return out + _unexplained(captured, at, len(captured.nodes))
+
+
+def _unexplained(captured: Captured, first: int, last: int) -> list[Call]:
+    found = []
+    for i in range(first, last):
+        module = ""
+        for name, start in captured.borders:
+            if start <= i:
+                module = name
+        node = captured.nodes[i]
+        found.append(Call(module, node.type if node.type != "kernel" else "unknown", "none", i, i + 1))
+    return found
+
+
+def _site_names(calls: Sequence[Call], leaves: Sequence[str]) -> list[str]:
+    """module/op[.weight]#ordinal, the ordinal counted within (module, op): stable over batches."""
+    seen: Counter[str] = Counter()
+    names = []
+    for call, leaf in zip(calls, leaves, strict=True):
+        base = f"{call.module or 'unit'}/{call.op}" + (f".{leaf}" if leaf else "")
+        names.append(f"{base}#{seen[base]}")
+        seen[base] += 1
+    return names
+
+
+def _kernels(
+    captured: Captured, call: Call, leaf: str, part: str, site: str, accesses: list[list[Access]],
+    table: BufferTable, workload: Workload,
+) -> list[Kernel]:  # fmt: skip
+    unit = captured.unit
+    kind = classify.kind_of(call, unit)
+    shape = classify.shape_of(call, kind)
+    flops = classify.flops_of(kind, shape, causal=unit.phase == "prefill")
+    weight_dtype, act_dtype = classify.dtype_names(call.arguments)
+    # The call's work belongs to its longest kernel: a split-K reduce or a memset does none of the FLOPs.
+    medians = np.median(captured.times.duration[:, call.first : call.last], axis=0)
+    main = int(np.argmax(medians))
+    out = []
+    for j in range(call.last - call.first):
+        i = call.first + j
+        node = captured.nodes[i]
+        read, written = classify.bytes_of(call, accesses[j], table.buffers)
+        d, g = captured.times.duration[:, i], captured.times.gap[:, i]
+        p10, p50, p90 = (round(float(v)) for v in np.percentile(d, [10, 50, 90]))
+        node_kind = {MEMCPY: "copy", MEMSET: "memset"}.get(node.type, kind)
+        out.append(
+            Kernel(
+                i, captured.times.names[i], site, node_kind, call.op, call.module, unit.phase, part,
+                grid=node.grid, block=node.block, cluster=node.cluster, shared_bytes=node.shared_bytes,
+                registers=node.registers, weight_dtype=weight_dtype if leaf else "", act_dtype=act_dtype,
+                shape=shape if j == main else {}, flops=flops if j == main else 0,
+                read_bytes=read, write_bytes=written, duration_ns=p50, duration_p10_ns=p10, duration_p90_ns=p90,
+                gap_ns=round(float(np.median(g))), accesses=tuple(accesses[j]),
+            )
+        )  # fmt: skip
+    return out

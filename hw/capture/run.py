@@ -1,0 +1,232 @@
+"""`python -m hw capture`: capture the units of a model and write one Parquet trace each.
+
+Every finished unit is on disk before the next begins, and a unit whose file is there is skipped, so an
+interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hw.capture import driver, timing
+from hw.capture.assemble import Captured, assemble
+from hw.capture.recorder import Recorder
+from hw.errors import HardwareError
+from hw.workloads import UnitSpec, Workload, load_workload
+from tesserasim import __version__
+from tesserasim.trace.model import Trace
+from tesserasim.trace.parquet import read_trace, write_trace
+
+PROFILED_REPLAYS = 24
+TIMED_REPLAYS = 24  # before and again after the profile
+
+#: The unit whose end-to-end time fixes the launch cost per node. No stated error is measured on it.
+LAUNCH_UNIT = ("llama-3-8b", UnitSpec("decode", "decode", 4, 1, 1024))
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What this machine is, and its measured copy bandwidth and empty-graph launch time."""
+    if not torch.cuda.is_available():
+        raise HardwareError("no CUDA device: capture runs on the GPU that the trace describes")
+    from tesserasim.cluster.catalogue import find_gpu
+
+    try:
+        gpu = find_gpu(torch.cuda.get_device_name(0)).name
+    except Exception:
+        gpu = torch.cuda.get_device_name(0)
+    return {
+        "gpu": gpu, "driver": driver.driver_version(), "torch": torch.__version__,
+        "copy_gbs": round(timing.copy_gbs(), 1), "empty_graph_ns": timing.empty_graph_ns(),
+    }  # fmt: skip
+
+
+def capture_unit(workload: Workload, unit: UnitSpec) -> Captured:
+    """Compile, capture and time one unit."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    step = workload.prepare(unit)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # compiles, tunes, and lets libraries allocate their workspaces
+            step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    recorder = Recorder()
+    workload.scope = recorder.scope
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            with recorder.recording():
+                step()
+        finally:
+            graph.capture_end()
+    workspace = torch.cuda.max_memory_allocated() - before
+    nodes = driver.graph_nodes(_handle(graph))
+    if any(n.type == "other" for n in nodes):
+        raise HardwareError(f"{workload.name} {unit.file_stem}: the graph holds nodes that are no kernel, copy or set")
+    segments = sorted((s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot())
+    graph.instantiate()
+    with torch.cuda.stream(stream):
+        timing.end_to_end_ns(graph.replay, 8)
+        e2e = timing.end_to_end_ns(graph.replay, TIMED_REPLAYS)
+        times = timing.profile_nodes(graph.replay, len(nodes), PROFILED_REPLAYS)
+        e2e += timing.end_to_end_ns(graph.replay, TIMED_REPLAYS)
+    return Captured(
+        unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), int(workspace), segments
+    )
+
+
+def _handle(graph: Any) -> Any:
+    raw = graph.raw_cuda_graph()
+    from cuda.bindings import driver as cuda
+
+    return cuda.CUgraph(int(raw))
+
+
+def fit_launch(workload: Workload, info: dict[str, Any]) -> dict[str, Any]:
+    """Launch cost from the one fitting unit: empty graph + ns per node that its sum leaves over."""
+    unit = LAUNCH_UNIT[1]
+    captured = capture_unit(workload, unit)
+    span = float((captured.times.duration + captured.times.gap).sum(axis=1).mean())
+    medians = sum(round(float(x)) for x in _medians(captured))
+    left = captured.e2e_ns["median"] - medians - info["empty_graph_ns"]
+    return {
+        "empty_graph_ns": info["empty_graph_ns"], "per_node_ns": round(left / len(captured.nodes), 3),
+        "fitted_on": f"{LAUNCH_UNIT[0]} {unit.file_stem}", "nodes": len(captured.nodes),
+        "e2e_ns": captured.e2e_ns["median"], "sum_of_medians_ns": medians, "mean_span_ns": round(span),
+    }  # fmt: skip
+
+
+def _medians(captured: Captured) -> list[float]:
+    import numpy as np
+
+    return [*np.median(captured.times.duration, axis=0), *np.median(captured.times.gap, axis=0)]
+
+
+def capture_model(
+    name: str, out: Path, only: Sequence[str] = (), extra: Sequence[UnitSpec] = (), limit_s: float = float("inf"),
+    info: dict[str, Any] | None = None,
+) -> list[str]:  # fmt: skip
+    """Capture a model's grid into `out`/name; returns the stems that failed or were not reached."""
+    started = time.monotonic()
+    info = info if info is not None else machine()
+    workload = load_workload(name)
+    log(f"{name}: built in {time.monotonic() - started:.1f} s; {info}")
+    missing = []
+    for unit in [*workload.units(), *extra]:
+        path = out / name / f"{unit.file_stem}.parquet"
+        if (only and unit.file_stem not in only) or path.exists():
+            continue
+        if time.monotonic() - started > limit_s:
+            missing.append(unit.file_stem)
+            continue
+        try:
+            t0 = time.monotonic()
+            trace = assemble(workload, capture_unit(workload, unit), info)
+            write_trace(trace, path)
+            log(f"{name} {unit.file_stem}: {describe(trace)} in {time.monotonic() - t0:.1f} s")
+        except Exception as error:  # one unit must not take the others with it
+            if isinstance(error, torch.AcceleratorError):
+                raise
+            import traceback
+
+            traceback.print_exc()
+            log(f"{name} {unit.file_stem}: FAILED {type(error).__name__}: {str(error)[:300]}")
+            missing.append(unit.file_stem)
+    return missing
+
+
+def describe(trace: Trace) -> str:
+    """One line: kernels, sites, end-to-end time and what the sums leave over."""
+    assert trace.meta.e2e_ns is not None
+    e2e = trace.meta.e2e_ns["median"]
+    left = 100 * (trace.residual_ns or 0) / e2e
+    unknown = sum(not k.accesses for k in trace.kernels)
+    return (
+        f"{len(trace)} kernels, {len(trace.sites)} sites, {e2e / 1e6:.3f} ms end to end, "
+        f"busy {trace.busy_ns / 1e6:.3f} ms, residual {left:+.2f} %, {unknown} kernels without accesses, "
+        f"{trace.meta.extra.get('warnings_total')} warnings"
+    )
+
+
+def write_manifest(root: Path) -> None:
+    """MANIFEST.json: what, where, when, how and sha256 of every trace under `root`."""
+    rows = []
+    for path in sorted(root.rglob("*.parquet")):
+        m = read_trace(path).meta
+        rows.append(
+            {
+                "file": path.relative_to(root).as_posix(), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                "model": m.model, "unit": dict(m.unit), "origin": m.origin, "gpu": m.gpu, "driver": m.driver,
+                "torch": m.torch, "captured_at": m.captured_at, "repeats": m.repeats, "e2e_ns": m.e2e_ns,
+                "tool_version": m.tool_version,
+            }
+        )  # fmt: skip
+    how = f"python -m hw capture (tesserasim {__version__}); random weights, published sizes"
+    text = json.dumps({"how": how, "traces": rows}, indent=1, sort_keys=True)
+    (root / "MANIFEST.json").write_text(text + "\n", encoding="utf-8")
+
+
+def capture_all(
+    models: Sequence[str], out: Path, only: Sequence[str], left_out: Sequence[str], limit_s: float
+) -> int:
+    """Capture several models: fit the launch cost once, then every grid; 1 if anything is missing."""
+    from hw.workloads import workload_names
+
+    for name in models:
+        if name not in workload_names():
+            raise HardwareError(f"unknown model {name!r}; known: {', '.join(workload_names())}")
+    points = [_point(p) for p in left_out]
+    started = time.monotonic()
+    info = machine()
+    info["launch"] = _launch(out, info)
+    missing: list[str] = []
+    for name in models:
+        left = limit_s - (time.monotonic() - started)
+        missing += [f"{name}/{s}" for s in capture_model(name, out, only, limit_s=left, info=info)]
+        if points and name == LAUNCH_UNIT[0]:
+            stems = [p.file_stem for p in points]
+            missing += capture_model(name, out / "left-out", [*only, *stems], points, left, info)
+        torch.cuda.empty_cache()
+    write_manifest(out)
+    if missing:
+        log(f"missing: {', '.join(missing)}; run the same command again to go on")
+    return 1 if missing else 0
+
+
+def _point(text: str) -> UnitSpec:
+    try:
+        batch, context = (int(x) for x in text.split("x"))
+        return UnitSpec("decode", "decode", batch, 1, context)
+    except ValueError:
+        raise HardwareError(f"--left-out {text!r}: want batchxcontext, e.g. 16x1536") from None
+
+
+def _launch(out: Path, info: dict[str, Any]) -> dict[str, Any]:
+    """The fitted launch cost of this machine; kept beside the traces so that a resumed run uses the same."""
+    path = out / "launch.json"
+    if path.exists():
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if known.get("gpu") == info["gpu"] and known.get("driver") == info["driver"]:
+            return known
+    fitted = {**fit_launch(load_workload(LAUNCH_UNIT[0]), info), "gpu": info["gpu"], "driver": info["driver"]}
+    torch.cuda.empty_cache()
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    log(f"launch cost: {fitted}")
+    return fitted

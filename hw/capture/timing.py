@@ -1,0 +1,109 @@
+"""Timing of a captured graph: end to end without the profiler, and kernel by kernel with it.
+
+Both are taken in the same process, replay by replay with a synchronisation between, and alternate, so that
+clocks and temperature are the same for both. Nothing is scaled to make one fit the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hw.errors import HardwareError
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """Per node in launch order, over the profiled replays: ns."""
+
+    names: list[str]
+    duration: np.ndarray  # [replays, nodes]
+    gap: np.ndarray  # [replays, nodes]; start minus the end of the node before it; first column 0
+
+
+def end_to_end_ns(replay: Callable[[], None], repeats: int) -> list[int]:
+    """Event-timed replays, each on an idle GPU."""
+    out = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        replay()
+        end.record()
+        torch.cuda.synchronize()
+        out.append(round(start.elapsed_time(end) * 1e6))
+    return out
+
+
+def profile_nodes(replay: Callable[[], None], nodes: int, repeats: int) -> NodeTimes:
+    """Profile `repeats` replays of a graph with `nodes` kernel, copy and set nodes on one stream."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        for _ in range(repeats):
+            torch.cuda.synchronize()
+            replay()
+        torch.cuda.synchronize()
+    rows = sorted(_device_rows(prof), key=lambda r: r[0])
+    if len(rows) != nodes * repeats:
+        often = Counter(r[2][:60] for r in rows).most_common(5)
+        raise HardwareError(f"the profiler saw {len(rows)} device records, expected {nodes} x {repeats}: {often}")
+    start = np.array([r[0] for r in rows], dtype=np.int64).reshape(repeats, nodes)
+    duration = np.array([r[1] for r in rows], dtype=np.int64).reshape(repeats, nodes)
+    names = [r[2] for r in rows]
+    for i in range(1, repeats):
+        if names[i * nodes : (i + 1) * nodes] != names[:nodes]:
+            raise HardwareError("replays of one graph ran different kernels; the profile is not usable")
+    gap = np.zeros_like(start)
+    gap[:, 1:] = start[:, 1:] - (start[:, :-1] + duration[:, :-1])
+    return NodeTimes(names[:nodes], duration, gap)
+
+
+def _device_rows(prof: Any) -> list[tuple[int, int, str]]:
+    rows = []
+    for e in prof.profiler.kineto_results.events():
+        if e.device_type() != torch.autograd.DeviceType.CUDA:
+            continue
+        name = e.name()
+        if name.startswith(("ProfilerStep", "## ")) or e.duration_ns() <= 0 or "gpu_user_annotation" in name:
+            continue
+        rows.append((int(e.start_ns()), int(e.duration_ns()), name))
+    return rows
+
+
+def percentiles(samples: Any) -> dict[str, int]:
+    p10, p50, p90 = np.percentile(np.asarray(samples, dtype=np.float64), [10, 50, 90])
+    return {"median": round(p50), "p10": round(p10), "p90": round(p90)}
+
+
+def copy_gbs(nbytes: int = 4 << 30, repeats: int = 10) -> float:
+    """Device copy bandwidth in GB/s, bytes read plus bytes written (the DRAM ceiling of this GPU)."""
+    source = torch.empty(nbytes, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    copy()
+    times = end_to_end_ns(copy, repeats)
+    return 2 * nbytes / float(np.median(times))
+
+
+def empty_graph_ns(repeats: int = 50) -> int:
+    """Event-timed launch of a graph without nodes: the launch cost every unit pays."""
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    import warnings
+
+    with warnings.catch_warnings(), torch.cuda.stream(stream):
+        warnings.simplefilter("ignore")
+        graph.capture_begin()
+        graph.capture_end()
+        end_to_end_ns(graph.replay, 10)
+        times = end_to_end_ns(graph.replay, repeats)
+    return round(float(np.median(times)))

@@ -1,0 +1,9 @@
+"""Errors of the hardware side: one line, exit code 2."""
+
+from __future__ import annotations
+
+from tesserasim.errors import TesserasimError
+
+
+class HardwareError(TesserasimError):
+    """Something about this machine, its driver or a capture that makes the command impossible."""

@@ -1,0 +1,86 @@
+"""What a workload offers to the capture: named tensors and nullary step functions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: Opens a named part of the model during capture ("layers.3"); a no-op while nothing records.
+Scope = Callable[[str], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """One point of a unit's grid: what becomes one trace file."""
+
+    name: str  # prefill | decode | denoise
+    phase: str
+    batch: int
+    tokens: int = 1  # new tokens per sequence
+    context: int = 0  # KV length at the end, new tokens included
+    extra: Mapping[str, Any] | None = None
+
+    @property
+    def file_stem(self) -> str:
+        if self.name == "prefill":
+            return f"prefill-b{self.batch}-t{self.tokens}"
+        if self.name == "decode":
+            return f"decode-b{self.batch}-c{self.context}"
+        return f"{self.name}-b{self.batch}"
+
+    def as_dict(self) -> dict[str, Any]:
+        point = {"name": self.name, "phase": self.phase, "batch": self.batch, "tokens": self.tokens}
+        return {**point, "context": self.context, **(self.extra or {})}
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """A tensor whose storage has a name of its own in every unit: a weight, state, or an input."""
+
+    name: str
+    tensor: torch.Tensor
+    role: str  # weight | state | input | output
+    bytes_per_token: int = 0
+    bytes_per_sequence: int = 0
+
+
+class Workload(ABC):
+    """A model and its grid. `step` must be capturable: no host synchronisation, static addresses."""
+
+    name: str
+    model: str
+    weight_dtype = "bf16"
+    act_dtype = "bf16"
+    scope: Scope = staticmethod(lambda _name: nullcontext())
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    @abstractmethod
+    def units(self) -> Sequence[UnitSpec]:
+        """The whole grid, cheapest first."""
+
+    @abstractmethod
+    def prepare(self, unit: UnitSpec) -> Callable[[], Any]:
+        """Allocate the unit's inputs and state; return the step to capture. Frees the former unit's."""
+
+    @abstractmethod
+    def named_tensors(self) -> Iterable[NamedTensor]:
+        """Weights, and the state and inputs of the unit prepared last."""
+
+    @abstractmethod
+    def weights_of(self, module: str) -> str:
+        """The part ('attention', 'ffn', 'embed', 'head', 'other') a weight's module path belongs to."""
+
+
+def allow_recompiles() -> None:
+    """Every point of a grid is compiled for its own static shapes; the default limit of 8 is for accidents."""
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = 4096
+    dynamo.accumulated_recompile_limit = 65536
