@@ -287,7 +287,8 @@ def _head(b: _Builder, s: DecoderShape, batch: int, rows: int, x: str) -> None:
     logits = b.activation("head", "logits", batch * s.vocab * _DTYPE)
     weight = b.weight("head.weight", s.vocab * s.hidden)
     b.kernel("head", "gemm", "head", reads=[last, weight], writes=[logits],
-             flops=2 * batch * s.vocab * s.hidden, shape={"m": batch, "n": s.vocab, "k": s.hidden})  # fmt: skip
+             flops=2 * batch * s.vocab * s.hidden,
+             shape={"m": batch, "n": s.vocab, "k": s.hidden})  # fmt: skip
     b.kernel("sample", "sampling", "head", reads=[logits], writes=["next_token", "position"],
              shape={"elements": batch * s.vocab})  # fmt: skip
 
