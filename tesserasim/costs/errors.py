@@ -3,8 +3,12 @@
 The file is written by experiments/validation/costs_roofline.py from public kernel tables: predictions for GPUs
 from the row of a reference GPU, against the row measured there. Per kind it holds
 
-    systematic  root mean square over GPUs of the mean of log(predicted / measured)
-    site        standard deviation of log(predicted / measured) around that mean, within a GPU
+    systematic  root mean square, over GPUs and what limits the kernel there (floor, memory, compute), of the
+                mean of log(predicted / measured)
+    site        standard deviation of log(predicted / measured) around that mean
+
+The site factor belongs to a shape: sites that repeat it (the layers of a model) share it, so whoever samples
+errors must draw it once for all of them, or it averages out over the layers and promises too much.
 
 GPUs that were never measured get the same figures. Kinds without a table get the worst of each (`fallback`).
 """

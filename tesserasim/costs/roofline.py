@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import GpuSpec
@@ -90,7 +91,16 @@ def ratio(work: Work, captured_ns: FloatArray, captured: GpuSpec, target: GpuSpe
     return result
 
 
-def unknown_size(work: Work) -> np.ndarray:
+def limits(work: Work, captured_ns: FloatArray, gpu: GpuSpec) -> NDArray[np.str_]:
+    """What limits each site on `gpu`: "floor", "memory" or "compute"."""
+    no_bytes = replace(work, cold=np.zeros_like(work.cold), warm=np.zeros_like(work.warm))
+    total, compute = work_ns(work, gpu), work_ns(no_bytes, gpu)
+    by_work = np.where(compute >= total, "compute", "memory")
+    return np.where(total < np.minimum(work.floor_ns, captured_ns), "floor", by_work)
+
+
+def unknown_size(work: Work) -> NDArray[np.bool_]:
+    """Sites with neither FLOPs nor bytes."""
     return (work.flops + work.fp8_flops + work.cold + work.warm) <= 0
 
 
