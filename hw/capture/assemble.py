@@ -32,6 +32,7 @@ class Captured:
     borders: list[tuple[str, int]]
     times: NodeTimes
     e2e_ns: dict[str, int]
+    e2e_samples_ns: list[int]
     workspace_bytes: int
     segments: list[tuple[int, int]]  # allocator segments, sorted (first, end)
 
@@ -54,7 +55,8 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
     warnings: list[str] = []
     for call, leaf, part, site in zip(calls, leaves, parts, sites, strict=True):
         nodes = captured.nodes[call.first : call.last]
-        accesses, notes = site_accesses(call, nodes, table, captured.segments, site)
+        label = f"{call.module}@{call.first}"  # short: names of activations need not be stable
+        accesses, notes = site_accesses(call, nodes, table, captured.segments, label)
         warnings += notes
         kernels += _kernels(captured, call, leaf, part, site, accesses, table, workload)
         rows += accesses
@@ -70,7 +72,10 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
         workspace_bytes=captured.workspace_bytes, tool_version=__version__,
         captured_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         warnings=tuple(sorted(set(warnings))[:20]),
-        extra={"copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(warnings)},
+        extra={
+            "copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(warnings),
+            "e2e_samples_ns": captured.e2e_samples_ns, "span_samples_ns": captured.times.spans(),
+        },
     )  # fmt: skip
     return Trace(meta, tuple(kernels), buffers)
 
@@ -117,7 +122,7 @@ def _kernels(
 ) -> list[Kernel]:  # fmt: skip
     unit = captured.unit
     kind = classify.kind_of(call, unit)
-    shape = classify.shape_of(call, kind)
+    shape = classify.shape_of(call, kind, sum(classify.bytes_of(a, table.buffers)[1] for a in accesses))
     flops = classify.flops_of(kind, shape, causal=unit.phase == "prefill")
     weight_dtype, act_dtype = classify.dtype_names(call.arguments)
     # The call's work belongs to its longest kernel: a split-K reduce or a memset does none of the FLOPs.
@@ -127,7 +132,7 @@ def _kernels(
     for j in range(call.last - call.first):
         i = call.first + j
         node = captured.nodes[i]
-        read, written = classify.bytes_of(call, accesses[j], table.buffers)
+        read, written = classify.bytes_of(accesses[j], table.buffers, gathers=call.door == "triton")
         d, g = captured.times.duration[:, i], captured.times.gap[:, i]
         p10, p50, p90 = (round(float(v)) for v in np.percentile(d, [10, 50, 90]))
         node_kind = {MEMCPY: "copy", MEMSET: "memset"}.get(node.type, kind)

@@ -11,8 +11,6 @@ import dataclasses
 import struct
 from collections.abc import Iterable
 
-from torch.multiprocessing.reductions import StorageWeakRef
-
 from hw.capture.driver import Node
 from hw.capture.recorder import Argument, Call
 from hw.workloads.base import NamedTensor, UnitSpec
@@ -26,7 +24,7 @@ class BufferTable:
         self.buffers: list[Buffer] = []
         self.unit = unit
         self._named: dict[int, int] = {}  # storage address -> buffer id
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._value: dict[int, int] = {}  # allocation number -> buffer id of its present value
         self._last_written: dict[str, int] = {}
         self._spans: list[tuple[int, int, int]] = []  # named storages as sorted (first, end, buffer)
         for n in named:
@@ -49,16 +47,15 @@ class BufferTable:
         """The buffer an argument means now; a fresh write begins a new one."""
         if a.storage in self._named:
             return self._named[a.storage]
-        known = self._live.get(a.storage)
-        stale = known is None or known[0].expired()
-        if a.mode == "W" and (stale or (a.fresh and a.elements >= self.buffers[known[1]].nbytes)):  # type: ignore[index]
+        known = self._value.get(a.allocation)
+        if a.mode == "W" and (known is None or (a.fresh and a.elements >= self.buffers[known].nbytes)):
             i = self._add(f"{site}:{a.name}", a.storage_bytes, "activation", a.storage)
-        elif stale:
+        elif known is None:
             # Made before the capture or by a launch we did not see: a constant of the unit.
             i = self._add(f"{site}:{a.name}", a.storage_bytes, "input", a.storage)
         else:
-            return known[1]  # type: ignore[index]
-        self._live[a.storage] = (a.alive, i)
+            return known
+        self._value[a.allocation] = i
         return i
 
     def at_address(self, address: int) -> int | None:
@@ -108,9 +105,9 @@ def scan_pointers(params: Iterable[bytes]) -> list[int]:
     return list(found)
 
 
-def site_accesses(call: Call, nodes: list[Node], table: BufferTable, segments: list[tuple[int, int]], site: str) -> tuple[
-    list[list[Access]], list[str]
-]:  # fmt: skip
+def site_accesses(
+    call: Call, nodes: list[Node], table: BufferTable, segments: list[tuple[int, int]], site: str
+) -> tuple[list[list[Access]], list[str]]:
     """Accesses of each node of a call, and warnings.
 
     Each tensor of the call goes to the nodes whose parameters contain an address inside it. A tensor that no

@@ -17,9 +17,10 @@ def kind_of(call: Call, unit: UnitSpec) -> str:
     op = call.op
     if op in _GEMM or call.meta.get("triton_name", "").startswith("triton_tem"):
         return "gemm"
-    if "scaled_dot_product" in op or "flash_attention" in op or "efficient_attention" in op:
+    library = call.door != "triton"
+    if library and any(word in op for word in ("scaled_dot_product", "flash_attention", "efficient_attention")):
         return "attention_decode" if unit.phase == "decode" else "attention_prefill"
-    if "conv" in op and call.door != "triton":
+    if "conv" in op and library:
         return "conv"
     if "argmax" in op or "multinomial" in op:
         return "sampling"
@@ -44,8 +45,8 @@ def weight_leaf(call: Call, weight_at: Callable[[int], str]) -> str:
     return ""
 
 
-def shape_of(call: Call, kind: str) -> dict[str, int]:
-    """Shape fields of GEMMs and attention; elements otherwise."""
+def shape_of(call: Call, kind: str, written_bytes: int) -> dict[str, int]:
+    """Shape fields of GEMMs and attention; elements written (2 bytes each) otherwise."""
     if kind == "gemm":
         dims = [a.shape for a in call.arguments if a.mode == "R" and len(a.shape) >= 2]
         out = next((a.shape for a in call.arguments if a.mode != "R" and len(a.shape) >= 2), None)
@@ -58,8 +59,7 @@ def shape_of(call: Call, kind: str) -> dict[str, int]:
         if len(queries) == 4 and len(keys) == 4:
             names = ("batch", "heads", "seq_q", "head_dim", "kv_heads", "seq_kv")
             return dict(zip(names, (*queries, keys[1], keys[2]), strict=True))
-    biggest = max((math.prod(a.shape) for a in call.arguments), default=0)
-    return {"elements": biggest}
+    return {"elements": written_bytes // 2}
 
 
 def flops_of(kind: str, shape: dict[str, int], causal: bool) -> int:
@@ -72,15 +72,20 @@ def flops_of(kind: str, shape: dict[str, int], causal: bool) -> int:
     return shape.get("elements", 0)
 
 
-def bytes_of(call: Call, accesses: Sequence[Access], buffers: Sequence[Buffer]) -> tuple[int, int]:
-    """(read, written) bytes; a gather from an embedding table reads one row per result row."""
-    written = sum(a.nbytes for a in accesses if a.writes and buffers[a.buffer].role != "workspace")
+def bytes_of(accesses: Sequence[Access], buffers: Sequence[Buffer], gathers: bool = False) -> tuple[int, int]:
+    """(read, written) bytes of one kernel, workspace aside.
+
+    `gathers`: a pointwise kernel that reads a table larger than all else it touches (embedding, rotary
+    angles) looks up rows of it, at most as many bytes as it moves otherwise.
+    """
+    role = [buffers[a.buffer].role for a in accesses]
+    written = sum(a.nbytes for a, r in zip(accesses, role, strict=True) if a.writes and r != "workspace")
+    others = [a.nbytes for a, r in zip(accesses, role, strict=True) if r not in ("workspace", "weight")]
+    limit = max(others, default=0)
     read = 0
-    for a in accesses:
-        b = buffers[a.buffer]
-        if not a.reads or b.role == "workspace":
-            continue
-        read += min(a.nbytes, written) if b.role == "weight" and "embedding" in call.op else a.nbytes
+    for a, r in zip(accesses, role, strict=True):
+        if a.reads and r != "workspace":
+            read += min(a.nbytes, limit) if gathers and r == "weight" and limit else a.nbytes
     return read, written
 
 

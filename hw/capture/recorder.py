@@ -34,7 +34,7 @@ class Argument:
     elements: int  # bytes the view's elements occupy (smaller than nbytes for strided views)
     storage: int
     storage_bytes: int
-    alive: StorageWeakRef
+    allocation: int  # number of the allocation: a storage address may be freed and given out again
     shape: tuple[int, ...]
     dtype: str
     fresh: bool = False  # allocated by this call: a write covers all of it
@@ -68,12 +68,30 @@ def _view_bytes(t: torch.Tensor) -> tuple[int, int]:
     return extent * t.element_size(), distinct * t.element_size()
 
 
+class Allocations:
+    """Numbers allocations while they live; asked at the moment of a launch, since later all are freed."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._count = 0
+
+    def number(self, storage: torch.UntypedStorage) -> int:
+        known = self._at.get(storage.data_ptr())
+        if known is None or known[0].expired() or known[0].cdata != storage._cdata:
+            self._count += 1
+            known = self._at[storage.data_ptr()] = (StorageWeakRef(storage), self._count)
+        return known[1]
+
+
+_allocations = Allocations()
+
+
 def argument(name: str, t: torch.Tensor, mode: str, fresh: bool = False) -> Argument:
     storage = t.untyped_storage()
     extent, occupied = _view_bytes(t)
     return Argument(
-        name, mode, t.data_ptr(), extent, occupied, storage.data_ptr(), storage.nbytes(), StorageWeakRef(storage),
-        tuple(t.shape), str(t.dtype).removeprefix("torch."), fresh,
+        name, mode, t.data_ptr(), extent, occupied, storage.data_ptr(), storage.nbytes(),
+        _allocations.number(storage), tuple(t.shape), str(t.dtype).removeprefix("torch."), fresh,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -25,9 +26,6 @@ from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim import __version__
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace, write_trace
-
-PROFILED_REPLAYS = 24
-TIMED_REPLAYS = 24  # before and again after the profile
 
 #: The unit whose end-to-end time fixes the launch cost per node. No stated error is measured on it.
 LAUNCH_UNIT = ("llama-3-8b", UnitSpec("decode", "decode", 4, 1, 1024))
@@ -82,12 +80,9 @@ def capture_unit(workload: Workload, unit: UnitSpec) -> Captured:
     segments = sorted((s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot())
     graph.instantiate()
     with torch.cuda.stream(stream):
-        timing.end_to_end_ns(graph.replay, 8)
-        e2e = timing.end_to_end_ns(graph.replay, TIMED_REPLAYS)
-        times = timing.profile_nodes(graph.replay, len(nodes), PROFILED_REPLAYS)
-        e2e += timing.end_to_end_ns(graph.replay, TIMED_REPLAYS)
+        e2e, times = timing.measure(graph.replay, len(nodes))
     return Captured(
-        unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), int(workspace), segments
+        unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), e2e, int(workspace), segments
     )
 
 
@@ -156,10 +151,12 @@ def describe(trace: Trace) -> str:
     assert trace.meta.e2e_ns is not None
     e2e = trace.meta.e2e_ns["median"]
     left = 100 * (trace.residual_ns or 0) / e2e
+    span = statistics.median(trace.meta.extra["span_samples_ns"])
     unknown = sum(not k.accesses for k in trace.kernels)
     return (
         f"{len(trace)} kernels, {len(trace.sites)} sites, {e2e / 1e6:.3f} ms end to end, "
-        f"busy {trace.busy_ns / 1e6:.3f} ms, residual {left:+.2f} %, {unknown} kernels without accesses, "
+        f"busy {trace.busy_ns / 1e6:.3f} ms, span {span / 1e6:.3f} ms, sums {trace.span_ns / 1e6:.3f} ms, "
+        f"residual {left:+.2f} %, {unknown} kernels without accesses, "
         f"{trace.meta.extra.get('warnings_total')} warnings"
     )
 

@@ -6,6 +6,7 @@ clocks and temperature are the same for both. Nothing is scaled to make one fit 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import torch
 
 from hw.errors import HardwareError
 
+_SETTLE = 2  # replays dropped at the start of a round
+
 
 @dataclass(frozen=True)
 class NodeTimes:
@@ -24,6 +27,33 @@ class NodeTimes:
     names: list[str]
     duration: np.ndarray  # [replays, nodes]
     gap: np.ndarray  # [replays, nodes]; start minus the end of the node before it; first column 0
+
+    def spans(self) -> list[int]:
+        """Span of each profiled replay, ns."""
+        return [int(x) for x in (self.duration + self.gap).sum(axis=1)]
+
+
+def warm_up(replay: Callable[[], None], seconds: float = 0.5) -> None:
+    """Replay without pause until clocks and power have settled (an idle GPU needs some tenths of a second)."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for _ in range(4):
+            replay()
+        torch.cuda.synchronize()
+
+
+def measure(replay: Callable[[], None], nodes: int, rounds: int = 4, each: int = 8) -> tuple[list[int], NodeTimes]:
+    """Alternate rounds of timed and profiled replays; the first `_SETTLE` of every round are dropped."""
+    warm_up(replay)
+    e2e: list[int] = []
+    parts: list[NodeTimes] = []
+    for _ in range(rounds):
+        e2e += end_to_end_ns(replay, each + _SETTLE)[_SETTLE:]
+        parts.append(profile_nodes(replay, nodes, each + _SETTLE))
+    if any(p.names != parts[0].names for p in parts):
+        raise HardwareError("replays of one graph ran different kernels; the profile is not usable")
+    duration, gap = (np.concatenate([getattr(p, f)[_SETTLE:] for p in parts]) for f in ("duration", "gap"))
+    return e2e, NodeTimes(parts[0].names, duration, gap)
 
 
 def end_to_end_ns(replay: Callable[[], None], repeats: int) -> list[int]:

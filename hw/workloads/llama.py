@@ -176,6 +176,6 @@ class Llama(Workload):
         leaf = module.rsplit(".", 1)[-1]
         if module in ("embed",):
             return "embed"
-        if module in ("norm", "lm_head"):
+        if module in ("norm", "lm_head", "head"):
             return "head"
         return "attention" if leaf in ("norm1", "wqkv", "wo", "cos", "sin") else "ffn"

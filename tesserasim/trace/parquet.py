@@ -19,6 +19,7 @@ from tesserasim.errors import InputError
 from tesserasim.trace.model import SCHEMA_VERSION, SHAPE_FIELDS, Access, Buffer, Kernel, Trace, TraceMeta
 
 METADATA_KEY = b"tesserasim"
+_BUFFER_FIELDS = tuple(f.name for f in dataclasses.fields(Buffer))  # stored by column: the names once, not per buffer
 
 _DIM = pa.list_(pa.int32(), 3)
 _ACCESS = pa.struct(
@@ -50,14 +51,20 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     }
     columns["shape"] = [{f: k.shape.get(f) for f in SHAPE_FIELDS} for k in trace.kernels]
     columns["accesses"] = [[dataclasses.asdict(a) for a in k.accesses] for k in trace.kernels]
-    document = {"meta": dataclasses.asdict(trace.meta), "buffers": [dataclasses.asdict(b) for b in trace.buffers]}
+    document = {
+        "meta": dataclasses.asdict(trace.meta),
+        "buffers": {f: [getattr(b, f) for b in trace.buffers] for f in _BUFFER_FIELDS},
+    }
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    table = pa.table(columns, schema=SCHEMA.with_metadata({METADATA_KEY: text.encode()}))
+    table = pa.table(columns, schema=SCHEMA)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        pq.write_table(table, partial, compression="zstd", compression_level=9)
+        # Without the stored Arrow schema, which would hold the JSON a second time in base64.
+        with pq.ParquetWriter(partial, SCHEMA, compression="zstd", compression_level=9, store_schema=False) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata({METADATA_KEY.decode(): text})
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
@@ -70,13 +77,13 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """
     where = os.fspath(path)
     try:
-        table = pq.read_table(where)
+        with pq.ParquetFile(where) as file:
+            table, text = file.read(), (file.metadata.metadata or {}).get(METADATA_KEY)
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except (pa.ArrowException, OSError) as error:
         first = (str(error).splitlines() or ["cannot be read"])[0]
         raise InputError(f"{where}: not a readable Parquet file ({first})") from None
-    text = (table.schema.metadata or {}).get(METADATA_KEY)
     if text is None:
         raise InputError(f"{where}: Parquet without tesserasim metadata; make traces with 'import' or 'hw capture'")
     try:
@@ -85,7 +92,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InputError(f"{where}: trace schema version {version}, this tool reads up to {SCHEMA_VERSION}")
         meta = TraceMeta(**{**document["meta"], "warnings": tuple(document["meta"].get("warnings", ()))})
-        buffers = tuple(Buffer(**b) for b in document["buffers"])
+        columns = [document["buffers"][f] for f in _BUFFER_FIELDS]
+        buffers = tuple(Buffer(*row) for row in zip(*columns, strict=True))
         kernels = tuple(_kernel(row) for row in table.to_pylist())
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{where}: damaged trace ({type(error).__name__}: {error})") from None
