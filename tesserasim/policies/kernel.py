@@ -1,0 +1,88 @@
+"""Kernel disaggregation: every site on the GPU that the planner chooses.
+
+For every (B, d) of the grid the seeds and the relaxation's bound are cheap. The integer program is solved
+only where the bound says that the point could still beat the best plan found, best bound first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tesserasim.errors import DoesNotFitError
+from tesserasim.metrics.memory import could_fit, max_sequences
+from tesserasim.metrics.predict import NS
+from tesserasim.plan import Plan
+from tesserasim.planner.place import GAP, NODES, Placement, Start, finish, ideal_ns, start
+from tesserasim.policies.base import Context, NotApplicable, Policy, Run, Scored, register
+
+#: A point is solved if its bound beats the best plan by more than this (the solver's own gap).
+WORTH = GAP
+#: Integer programs solved per case at most; the rest keep their best seed, and the plan says so.
+SOLVES = 4
+
+
+@register
+class KernelPlacement(Policy):
+    name = "kernel"
+    summary = "every site on the GPU that the planner chooses (MILP, with bound and gap)"
+
+    def __init__(self, gap: float = GAP, nodes: int = NODES, solves: int = SOLVES) -> None:
+        self.gap, self.nodes, self.solves = gap, nodes, solves
+
+    def candidates(self, ctx: Context) -> list[Plan] | NotApplicable:
+        starts, blocked = self._starts(ctx)
+        if not starts:
+            return ctx.plans(self, blocked)
+        found = self._search(starts)
+        scored = [self._scored(ctx, s, p) for s, p in found]
+        ceiling = max(s.form.batch * NS / s.bound_ns for s in starts)
+        return ctx.plans(self, [*scored, *(b for b in blocked if b.per_s > ceiling)])
+
+    def _starts(self, ctx: Context) -> tuple[list[Start], list[Scored]]:
+        """Grid points with a bound, and those that no placement can run (kept to say what limits)."""
+        limit = None if ctx.limits.latency_ms is None else ctx.limits.latency_ms * 1e6
+        starts: list[Start] = []
+        blocked: list[Scored] = []
+        for batch, depth in ctx.options(ctx.n_gpus):
+            form = ctx.form(batch)
+            fits = could_fit(form.workload, depth)
+            if fits and batch * depth <= max_sequences(ctx.n_gpus, ctx.limits.max_seqs):
+                begun = start(form, depth, limit, ctx.limits.max_seqs)
+                if np.isfinite(begun.bound_ns):
+                    starts.append(begun)
+                    continue
+            word = "max_seqs" if fits else "memory of all GPUs together"
+            detail = f"batch {batch}, depth {depth}: {'too many sequences in flight' if fits else 'does not fit'}"
+            run = Run("kernel", batch, depth, np.zeros(form.n_sites, dtype=np.int64))
+            # Priced by the ideal, so that `limited_by` names the limit that cost most.
+            blocked.append(Scored((run,), (batch * NS / ideal_ns(form, depth),), word, detail))
+        return starts, blocked
+
+    def _search(self, starts: list[Start]) -> list[tuple[Start, Placement]]:
+        """Best bound first; stop where no bound is better than the best plan by more than the gap."""
+        best = max((s.form.batch / s.seed.prediction.period_ns for s in starts if s.seed), default=0.0)
+        order = sorted(starts, key=lambda s: (-s.form.batch / s.bound_ns, s.form.batch * s.depth))
+        found: list[tuple[Start, Placement]] = []
+        solved = 0
+        for begun in order:
+            ceiling = begun.form.batch / begun.bound_ns
+            if solved < self.solves and ceiling > best * (1 + WORTH):
+                solved += 1
+                try:
+                    placement = finish(begun, self.gap, self.nodes)
+                except DoesNotFitError:
+                    continue
+                best = max(best, begun.form.batch / placement.prediction.period_ns)
+                found.append((begun, placement))
+            elif begun.seed is not None:
+                found.append((begun, begun.seed))
+        return found
+
+    def _scored(self, ctx: Context, begun: Start, p: Placement) -> Scored:
+        batch = begun.form.batch
+        note = f"planner: {p.origin}"
+        return ctx.score(
+            [Run("kernel", batch, begun.depth, p.x)], status=p.status, bound_us=p.bound_ns / batch / 1e3,
+            gap=p.gap, notes=(note,),
+        )  # fmt: skip
+
