@@ -13,7 +13,7 @@ Sequences
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tesserasim.deps.graph import CARRIED, UnitFlow, Value
 from tesserasim.trace.model import Buffer
@@ -38,7 +38,7 @@ class Version:
     value: Value
     places: int
     #: (place, launch, kernel) of the first read at every place that had not seen it inside its own unit
-    arrivals: list[tuple[int, int, int]] = field(default_factory=list)
+    arrivals: list[tuple[int, int, int]]
 
 
 def value_bytes(value: Value, buffer: Buffer, byte_scale: float, batch_scale: float) -> int:
@@ -51,50 +51,57 @@ def value_bytes(value: Value, buffer: Buffer, byte_scale: float, batch_scale: fl
     return value.nbytes if scale == 1.0 else max(1, int(value.nbytes * scale + 0.5))
 
 
-def carried_versions(launches: Sequence[Launch], places: Mapping[int, Sequence[int]]) -> list[Version]:
+def carried_versions(
+    launches: Sequence[Launch], places: Mapping[int, Sequence[int]], arrivals: bool = True
+) -> list[Version]:
     """All versions of carried buffers in program order, with where each is read later.
 
-    `places[id(flow)]` gives the place of every kernel of that flow.
+    `places[id(flow)]` gives the place of every kernel of that flow. Without `arrivals` only the masks are
+    filled in.
     """
     logs: dict[str, list[Version]] = {}
-    seen: dict[str, dict[int, int]] = {}  # buffer -> place -> versions of its log already consumed there
+    seen: dict[str, dict[int, int]] = {}  # buffer -> flow -> versions of its log that the flow has read before
     found: list[Version] = []
-    plans = {id(x.flow): _reads_and_writes(x.flow, places[id(x.flow)]) for x in launches}
+    flows = {id(x.flow): x.flow for x in launches}
+    steps = {key: _reads_and_writes(flow, places[key]) for key, flow in flows.items()}
     for number, launch in enumerate(launches):
-        reads, replaced, writes = plans[id(launch.flow)]
+        key = id(launch.flow)
+        reads, replaced, writes = steps[key]
         if launch.whole:
-            for name, place, kernel in reads:
+            for name, mask, first in reads:
                 log = logs.get(name)
                 if not log:
                     continue
                 cursor = seen.setdefault(name, {})
-                bit = 1 << place
-                for version in log[cursor.get(place, 0) :]:
-                    if not version.places & bit:
-                        version.places |= bit
-                        version.arrivals.append((place, number, kernel))
-                cursor[place] = len(log)
+                for version in log[cursor.get(key, 0) :]:
+                    new = mask & ~version.places
+                    if new:
+                        version.places |= mask
+                        if arrivals:
+                            version.arrivals += [(p, number, k) for p, k in first if new >> p & 1]
+                cursor[key] = len(log)
             for name in replaced:
                 logs.pop(name, None)
                 seen.pop(name, None)
         for name, value, mask in writes:
-            version = Version(number, value, mask)
+            version = Version(number, value, mask, [])
             found.append(version)
             logs.setdefault(name, []).append(version)
     return found
 
 
-_Reads = list[tuple[str, int, int]]
+#: (buffer, mask of the places that read it, first reading kernel at each place)
+_Reads = list[tuple[str, int, list[tuple[int, int]]]]
 _Writes = list[tuple[str, Value, int]]
 
 
 def _reads_and_writes(flow: UnitFlow, place: Sequence[int]) -> tuple[_Reads, list[str], _Writes]:
-    """(first external read of each buffer at each place, buffers replaced, values left with their places)."""
+    """(external reads, buffers whose earlier content the unit replaces, values it leaves with their places)."""
     buffers = flow.trace.buffers
-    first: dict[tuple[str, int], int] = {}
+    first: dict[str, dict[int, int]] = {}
     for kernel, b in flow.external:
-        first.setdefault((buffers[b].name, place[kernel]), kernel)
-    reads = sorted(((name, p, kernel) for (name, p), kernel in first.items()), key=lambda r: (r[2], r[0]))
+        first.setdefault(buffers[b].name, {}).setdefault(place[kernel], kernel)
+    reads = [(name, sum(1 << p for p in at), list(at.items())) for name, at in first.items()]
     writes: _Writes = []
     for v in flow.values:
         if v.left:
@@ -103,3 +110,59 @@ def _reads_and_writes(flow: UnitFlow, place: Sequence[int]) -> tuple[_Reads, lis
                 mask |= 1 << place[r]
             writes.append((buffers[v.buffer].name, v, mask))
     return reads, sorted(buffers[b].name for b in flow.replaced), writes
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFlow:
+    """All values of a cohort that one place writes and the same set of other places reads."""
+
+    writer: int
+    readers: tuple[int, ...]
+    nbytes: int  # per cohort and destination
+    count: int  # transfers per cohort and destination
+    name: str  # of the first buffer
+    state: bool
+
+
+def place_flows(launches: Sequence[Launch], places: Mapping[int, Sequence[int]]) -> list[PlaceFlow]:
+    """What flows between places in one cohort, in program order of the writers.
+
+    A value read only where it is written does not flow. Sums are over launches; every launch's bytes are
+    rounded alone, as they are sent.
+    """
+    total: dict[tuple[int, int, bool], list[int]] = {}
+    names: dict[tuple[int, int, bool], str] = {}
+
+    def add(launch: Launch, value: Value, mask: int, count: int) -> None:
+        writer = places[id(launch.flow)][value.writer]
+        mask &= ~(1 << writer)
+        if mask:
+            buffer = launch.flow.trace.buffers[value.buffer]
+            key = (writer, mask, buffer.role in CARRIED)
+            entry = total.setdefault(key, [0, 0])
+            entry[0] += count * value_bytes(value, buffer, launch.byte_scale, launch.batch_scale)
+            entry[1] += count
+            names.setdefault(key, buffer.name)
+
+    alike: dict[tuple[int, float, float], list[int]] = {}  # launches with equal bytes: index of one, how many
+    for i, x in enumerate(launches):
+        alike.setdefault((id(x.flow), x.byte_scale, x.batch_scale), [i, 0])[1] += x.count
+    for i, count in alike.values():
+        place = places[id(launches[i].flow)]
+        for v in launches[i].flow.values:
+            if not v.left:
+                mask = 0
+                for r in v.readers:
+                    mask |= 1 << place[r]
+                add(launches[i], v, mask, count)
+    for version in carried_versions(launches, places, arrivals=False):
+        launch = launches[version.launch]
+        add(launch, version.value, version.places, launch.count)
+    return [
+        PlaceFlow(w, _members(mask), nbytes, count, names[w, mask, state], state)
+        for (w, mask, state), (nbytes, count) in sorted(total.items())
+    ]
+
+
+def _members(mask: int) -> tuple[int, ...]:
+    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)

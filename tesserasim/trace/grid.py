@@ -7,8 +7,8 @@ A unit is captured at a few points (decode: batch × context; prefill: batch × 
 * each *site's* time, gap and share of launch cost is linear in every coordinate within the cell (bilinear in
   batch × context) and shared out over the site's kernels in proportion to the kernel list's own times.
 
-Everything is linear in the captured points, so a request is a row of weights over them and hundreds of decode
-steps are one matrix product.
+Everything is linear in the captured points, so a launch is a row of weights over them and hundreds of decode
+steps are priced at once.
 
 Where the grid has holes
     A missing corner is replaced by the plane through the other three, else by the line through two points of
@@ -25,14 +25,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tesserasim.errors import InputError
 from tesserasim.trace.mix import UnitInstance
 from tesserasim.trace.model import Trace
+from tesserasim.trace.profile import FloatArray, IntArray, ProfileRun, UnitProfile
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 #: Kernel times of a trace on some GPU, in ns.
 Times = Callable[[Trace], FloatArray]
 
@@ -41,54 +39,12 @@ MAX_REACH = 2.0
 _RIDGE = 200.0
 
 
-@dataclass(frozen=True, slots=True)
-class UnitProfile:
-    """One launch of a unit at one point: `trace` gives the kernels, the arrays their times in ns."""
-
-    instance: UnitInstance
-    trace: Trace
-    duration_ns: FloatArray
-    gap_ns: FloatArray  # signed
-    launch_ns: float
-    byte_scale: float  # activation bytes here / activation bytes of `trace`
-    extrapolated: bool
-    residual_ns: float | None  # end-to-end minus durations, gaps and launch cost, on the captured GPU
-
-    @property
-    def unit_ns(self) -> float:
-        """Sum of durations and gaps plus launch cost: the unit alone on one device."""
-        return float(self.duration_ns.sum() + self.gap_ns.sum() + self.launch_ns)
-
-
 @dataclass(frozen=True)
 class SiteTable:
     """Times of one GPU at every captured point: what `Grid.profiles` interpolates. Make it once per GPU."""
 
     kernel_ns: tuple[FloatArray, ...]  # [point][kernel]
     site_ns: FloatArray  # [point, site]
-
-
-@dataclass(frozen=True)
-class ProfileRun:
-    """Launches that share one kernel list, in program order; rows of the arrays are launches."""
-
-    trace: Trace
-    instances: tuple[UnitInstance, ...]
-    duration_ns: FloatArray  # [launch, kernel]
-    gap_ns: FloatArray  # [launch, kernel]
-    launch_ns: FloatArray  # [launch]
-    byte_scale: tuple[float, ...]
-    extrapolated: tuple[bool, ...]
-    residual_ns: tuple[float | None, ...]
-
-    def __len__(self) -> int:
-        return len(self.instances)
-
-    def profile(self, row: int) -> UnitProfile:
-        return UnitProfile(
-            self.instances[row], self.trace, self.duration_ns[row], self.gap_ns[row],
-            float(self.launch_ns[row]), self.byte_scale[row], self.extrapolated[row], self.residual_ns[row],
-        )  # fmt: skip
 
 
 def captured_times(trace: Trace) -> FloatArray:
@@ -178,9 +134,7 @@ class Grid:
 
         return min(range(len(self.points)), key=lambda i: distance(self.points[i]))
 
-    def _run(
-        self, structure: int, instances: Sequence[UnitInstance], table: SiteTable, allow: bool
-    ) -> ProfileRun:
+    def _run(self, structure: int, instances: Sequence[UnitInstance], table: SiteTable, allow: bool) -> ProfileRun:
         rows = [self._weights(*self._at(i)) for i in instances]
         for instance, (_, _, reach) in zip(instances, rows, strict=True):
             if reach > MAX_REACH and not allow:
@@ -196,17 +150,16 @@ class Grid:
         return ProfileRun(
             self.traces[structure], tuple(instances),
             self._share_times(structure, site, table), self._share_gaps(structure, gap),
-            np.maximum(weights @ self.launch, 0.0),
+            np.maximum(_combine(weights, self.launch), 0.0),
             tuple(b / batch * (c / x if self.phase == "prefill" and x else 1.0) for b, c in at),
             tuple(flag for _, flag, _ in rows), residual,
+            _combine(weights, np.array([t.span_ns + t.launch_ns for t in self.traces], dtype=np.float64)),
         )  # fmt: skip
 
     def _refusal(self, instance: UnitInstance) -> str:
         spans = ", ".join(
             f"{name} {axis[0]:.0f}..{axis[-1]:.0f}"
-            for name, axis in zip(
-                ("batch", {"prefill": "tokens"}.get(self.phase, "context")), self.axes, strict=True
-            )
+            for name, axis in zip(("batch", {"prefill": "tokens"}.get(self.phase, "context")), self.axes, strict=True)
         )
         return (
             f"unit {self.unit}: batch {instance.batch}, tokens {instance.tokens}, context {instance.context} "
@@ -252,14 +205,14 @@ class Grid:
 
     def _interpolate(self, weights: FloatArray, values: FloatArray, structure: int) -> FloatArray:
         """weights @ values over the points that have each site. [launch, site]"""
-        result: FloatArray = weights @ values
+        result = _combine(weights, values)
         used = np.any(weights != 0.0, axis=0)
         for s in np.flatnonzero(~self.present[used].all(axis=0) & self.present[structure]):
             have = np.clip(weights, 0.0, None) * self.present[:, s]
             total = have.sum(axis=1)
             own = values[structure, s]
             result[:, s] = np.where(
-                total > 1e-9, have @ values[:, s] / np.where(total > 1e-9, total, 1.0), own
+                total > 1e-9, _combine(have, values[:, s]) / np.where(total > 1e-9, total, 1.0), own
             )
         return result
 
@@ -302,7 +255,7 @@ class Grid:
         known = [t.residual_ns for t in self.traces]
         if any(r is None and weights[:, p].any() for p, r in enumerate(known)):
             return (None,) * len(weights)
-        return tuple((weights @ np.array([float(r or 0) for r in known])).tolist())
+        return tuple(_combine(weights, np.array([float(r or 0) for r in known])).tolist())
 
 
 def predict_unit_ns(
@@ -330,6 +283,14 @@ def merge_sites(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(merged)
 
 
+def _combine(weights: FloatArray, values: FloatArray) -> FloatArray:
+    """weights @ values, summed point by point: a matrix library would round as its threads happen to split."""
+    result = np.zeros((len(weights), *values.shape[1:]))
+    for p in np.flatnonzero(np.any(weights != 0.0, axis=0)):
+        result += np.multiply.outer(weights[:, p], values[p])
+    return result
+
+
 def _bracket(axis: Sequence[float], value: float) -> list[tuple[float, float]]:
     """Axis values around `value` with linear weights; outside, the nearest two continue their line."""
     if len(axis) == 1 or value in axis:
@@ -350,10 +311,7 @@ def _reach(axis: Sequence[float], value: float) -> float:
 def _work(trace: Trace) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Per kernel: bytes of weights (which do not grow with batch or length), other bytes, FLOPs."""
     fixed = np.array(
-        [
-            sum(a.nbytes for a in k.accesses if trace.buffers[a.buffer].role == "weight")
-            for k in trace.kernels
-        ],
+        [sum(a.nbytes for a in k.accesses if trace.buffers[a.buffer].role == "weight") for k in trace.kernels],
         dtype=np.float64,
     )
     total = np.array([k.read_bytes + k.write_bytes for k in trace.kernels], dtype=np.float64)
