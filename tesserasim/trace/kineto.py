@@ -19,7 +19,7 @@ import tesserasim
 from tesserasim.errors import InputError, NotKernelTraceError
 from tesserasim.trace.model import Kernel, Trace, TraceMeta, structure_sha256
 from tesserasim.trace.names import kernel_kind, short_name
-from tesserasim.trace.profile import COPY, KERNEL, SET, Profile, Row, read_profile
+from tesserasim.trace.kineto_rows import COPY, KERNEL, SET, Profile, Row, read_profile
 from tesserasim.trace.sniff import FileKind, name_json, require_profile, sniff
 from tesserasim.trace.values import counted, text_of
 

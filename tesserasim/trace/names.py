@@ -28,12 +28,11 @@ _RULES = tuple(
         (r"gemm|gemv|nvjet|cutlass\w*::kernel|^cijk_|matmul|_bmm_|^bmm_|splitk|xmma|dot_kernel|wmma|cublas",
          "gemm"),
         (r"norm|triton_\w*rsqrt|bn_(fw|bw)|gammabeta", "norm"),
-        (r"memset|fillfunctor", "memset"),
         (r"sampl|top_?k|top_?p|argmax|multinomial|RadixSort|sort_kernel", "sampling"),
         (r"reduce|softmax|::sum|triton_(red|per)|_sum_|scan|segment|loss|criterion|pool", "reduction"),
         (r"elementwise|triton_poi|unrolled|multi_tensor|pointwise|cat_?array|gather|scatter|index|embedding"
          r"|rotary|rope|silu|gelu|act_and_mul|activation|dropout|copy|transpose|permute|nchw|nhwc|quant"
-         r"|reshape|kv_?cache|distribution|epilogue|cast|OpWithScalar|tensor_?op|fill|arange", "elementwise"),
+         r"|reshape|kv_?cache|distribution|epilogue|cast|OpWithScalar|tensor_?op|fill|arange|memset", "elementwise"),
     )
 )  # fmt: skip
 _WRAPPER = re.compile(r"^cutlass::|^std::|^_Z|trampoline|kentry|globalKernel|device_kernel", re.IGNORECASE)
@@ -44,23 +43,25 @@ _ANONYMOUS = re.compile(r"\(anonymous( namespace)?\)::|\{anonymous\}::|<unnamed>
 def kernel_kind(name: str) -> str:
     """The kind (one of `KINDS`) of the kernel called `name`; `other` if the name does not tell.
 
-    Never `copy` and, for a compute kernel, never `memset`: in imported traces these two words mark copies
-    and sets of the driver, and only those.
+    Never `copy` or `memset`: in imported traces these mark copies and sets by the driver, and only those.
     """
-    short = short_name(name)
+    short = _bare(name)
     # Template arguments mislead (an elementwise kernel over `rsqrt` is no norm), except in a mere wrapper.
     texts = (name,) if _WRAPPER.search(short) else (short, name)
     for text in texts:
         text = text[:2000].replace("fbgemm", "")
         for pattern, kind in _RULES:
             if pattern.search(text):
-                return "elementwise" if kind == "memset" else kind
+                return kind
     return "other"
 
 
 @lru_cache(maxsize=1 << 14)
 def short_name(name: str) -> str:
     """The name without return type, template arguments and parameters, at most 80 characters."""
+    return _bare(name)[:80]
+
+
+def _bare(name: str) -> str:
     text = _ANONYMOUS.sub("", name).removeprefix("void ").strip()
-    head = re.split(r"[<(\[]", text, maxsplit=1)[0].strip()
-    return (head or text or "unnamed")[:80]
+    return re.split(r"[<(\[]", text, maxsplit=1)[0].strip() or text or "unnamed"
