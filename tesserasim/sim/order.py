@@ -34,11 +34,7 @@ _ABOVE_SIMPY = 2
 def key(event_class: int, cohort: int, position: int, device: int) -> int:
     """The tie key, packed into one integer (59 bits) that can stand where SimPy has its priority."""
     return (
-        (event_class << _CLASS_SHIFT)
-        + (cohort << _COHORT_SHIFT)
-        + (position << _DEVICE_BITS)
-        + device
-        + _ABOVE_SIMPY
+        (event_class << _CLASS_SHIFT) + (cohort << _COHORT_SHIFT) + (position << _DEVICE_BITS) + device + _ABOVE_SIMPY
     )
 
 

@@ -42,7 +42,7 @@ class StreamProgram:
 
     device: int
     duration: list[int] = field(default_factory=list)  # ns, >= 1
-    delay: list[int] = field(default_factory=list)  # ns, >= 0: positive gap + launch cost of a unit's first kernel
+    delay: list[int] = field(default_factory=list)  # ns, >= 0: positive gap + a unit's launch cost
     #: ns, >= 0: how much a negative gap shortens the kernel, applied only if it starts at the very moment its
     #: predecessor on this stream ended on this device. Already clipped so that duration - shave >= 1. Nonzero
     #: only where the predecessor on this stream is the captured predecessor.

@@ -29,7 +29,7 @@ class LaneResult:
     warmup: int  # completions before the window
     window: int  # completions in the window
     entry_ns: list[int] = field(default_factory=list)  # by cohort number
-    completion_ns: list[int] = field(default_factory=list)  # in order of completion; later than the window too
+    completion_ns: list[int] = field(default_factory=list)  # in order; also those after the window
     cohorts: list[int] = field(default_factory=list)  # the cohort number of each completion
 
     @property
@@ -92,7 +92,7 @@ class ChannelResult:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slice:
-    """One kernel on a device, or one transfer on a channel, with its true end even if the run ended before."""
+    """One kernel on a device, or one transfer on a channel; its end may lie after the end of the run."""
 
     start_ns: int
     end_ns: int

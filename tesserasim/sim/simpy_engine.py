@@ -2,10 +2,10 @@
 
 A *device* runs one kernel at a time, to its end. When it is free it takes, of the streams whose next kernel
 (head) is ready, the most urgent: lane priority, then the older cohort. A *link* (one direction) carries one
-transfer at a time, first in first out. Every kernel is one scheduled event, its end; that event's priority is
-the tie key of `order.py`. A *moment* is all events with one time stamp: the last of them closes the moment
-(`_close`), which lets new cohorts in and lets free devices choose. A head that is ready later, with its device
-free, costs one more event (`_wake`).
+transfer at a time, first in first out. Every kernel is one scheduled event, its end; that event's priority
+is the tie key of `order.py`. A *moment* is all events with one time stamp: the last of them closes the
+moment (`_close`), which lets new cohorts in and lets free devices choose. A head that is ready later, with its
+device free, costs one more event (`_wake`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simpy import Environment, Event
 
 from tesserasim.sim import order
 from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
-from tesserasim.sim.result import ChannelResult, DeadlockError, DeviceResult, LaneResult, SimResult, Slice
+from tesserasim.sim.result import ChannelResult, DeadlockError, DeviceResult, SimResult, Slice
 
 _NEVER = -1
 
@@ -99,9 +99,7 @@ class SimpyRun:
         self.urgency = {i: urgencies.index(program.lanes[i].priority) * order.MAX_COHORTS for i in lanes}
         devices = sorted({s.device for i in lanes for s in program.lanes[i].streams})
         self.devices = {d: _Device(self.env) for d in devices}
-        self.links = {
-            k: _Link(self.env, c, k) for k, c in enumerate(program.channels) if c.src in self.devices
-        }
+        self.links = {k: _Link(self.env, c, k) for k, c in enumerate(program.channels) if c.src in self.devices}
         self.keys = {  # per lane and device: the tie key of each kernel's end, for cohort 0
             (i, s.device): [order.key(order.KERNEL_END, 0, p, s.device) for p in s.order]
             for i in lanes
@@ -114,6 +112,7 @@ class SimpyRun:
         self.window_start = 0
         self.before_window: dict[int, int] = {}  # busy time of devices and links up to the window
         self.before_window_links: dict[int, int] = {}
+        # SimPy takes an event's list of callbacks away when it processes it; these two lists are put back
         self.on_kernel_end = [self._kernel_ended]
         self.on_transfer_end = [self._transfer_ended]
 
@@ -197,6 +196,7 @@ class SimpyRun:
             stream.missing -= 1
             if not stream.missing:
                 self._queue_head(stream, self.devices[dst], self.env._now)
+                self.touched.append(self.devices[dst])
         if self.env.peek() > self.env._now:
             self._close()
 
@@ -259,7 +259,6 @@ class SimpyRun:
             heappush(device.ready, (stream.urgency, stream))
         else:
             heappush(device.later, (stream.ready_at, stream.urgency, stream))
-        self.touched.append(device)
 
     def _choose(self, device: _Device, now: int) -> None:
         """Start the most urgent ready head, or come back when the next one is ready."""
@@ -279,7 +278,7 @@ class SimpyRun:
             duration -= program.shave[i]
         device.running = stream
         device.started = now
-        device.end.callbacks = self.on_kernel_end.copy()
+        device.end.callbacks = self.on_kernel_end
         key = self.keys[stream.cohort.lane, program.device][i] + stream.tie
         self.env.schedule(device.end, key, duration)
         if self.slices is not None:
@@ -309,7 +308,7 @@ class SimpyRun:
     def _occupy(self, link: _Link, transfer: tuple[_Stream, int, Send]) -> None:
         stream, i, send = link.carrying = transfer
         link.started = now = self.env._now
-        link.end.callbacks = self.on_transfer_end.copy()
+        link.end.callbacks = self.on_transfer_end
         program = stream.program
         key = order.key(order.TRANSFER_END, stream.cohort.rank, program.order[i], program.device)
         occupation = link.channel.occupation_ns(send.nbytes)
@@ -350,9 +349,9 @@ class SimpyRun:
             self.slices[:] = [s for s in self.slices if s.start_ns < end or s.lane not in self.lanes]
 
     def _stuck(self) -> str:
-        names = [self.result.lanes[i] for i in self.lanes]
-        waiting: list[LaneResult] = [x for x in names if len(x.completion_ns) < x.warmup + x.window]
-        return f"lane {waiting[0].name}: no event is left, but only {len(waiting[0].completion_ns)} cohorts left"
+        lanes = (self.result.lanes[i] for i in self.lanes)
+        lane = next(x for x in lanes if len(x.completion_ns) < x.warmup + x.window)
+        return f"lane {lane.name}: no event is left, but only {len(lane.completion_ns)} cohorts are done"
 
 
 def _busy(resource: _Device | _Link, current: Any, now: int) -> int:
@@ -363,12 +362,12 @@ def _busy(resource: _Device | _Link, current: Any, now: int) -> int:
 def _kernel_slice(stream: _Stream, start: int, end: int) -> Slice:
     c, p, i = stream.cohort, stream.program, stream.at
     label = p.labels[i] if p.labels else ""
-    return Slice(start, end, "kernel", p.device, c.lane, c.slot, c.number, p.device, i, p.order[i], label=label)
+    return Slice(
+        start, end, "kernel", p.device, c.lane, c.slot, c.number, p.device, i, p.order[i], label=label
+    )  # fmt: skip
 
 
-def _transfer_slice(
-    stream: _Stream, i: int, send: Send, link: _Link, start: int, end: int, arrival: int
-) -> Slice:
+def _transfer_slice(stream: _Stream, i: int, send: Send, link: _Link, start: int, end: int, arrival: int) -> Slice:
     c, p = stream.cohort, stream.program
     label = p.labels[i] if p.labels else ""
     return Slice(

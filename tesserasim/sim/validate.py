@@ -21,6 +21,8 @@ def check_program(program: Program) -> None:
     for channel in program.channels:
         if channel.bytes_per_s < 1 or channel.latency_ns < 0:
             raise InputError(f"channel {channel.name}: bandwidth must be positive and latency not negative")
+        if channel.src == channel.dst:
+            raise InputError(f"channel {channel.name} leads from a device to itself")
     for lane in program.lanes:
         _check_lane(program, lane)
 
@@ -79,7 +81,8 @@ def _check_progress(program: Program, lane: LaneProgram) -> None:
             name = f" ({s.labels[i]})" if s.labels else ""
             raise DeadlockError(
                 f"lane {lane.name}, device {program.devices[s.device]}, kernel {i}{name} waits for token "
-                f"{missing[0]}, which never arrives there: nothing sends it, or its sender waits for this kernel"
+                f"{missing[0]}, which never arrives there: "
+                "nothing sends it, or its sender waits for this kernel"
             )
 
 
@@ -89,6 +92,7 @@ def _specials(s: StreamProgram) -> list[int]:
 
 
 def _note_sends(program: Program, lane: LaneProgram, s: StreamProgram, i: int, arrived: dict[int, int]) -> None:
+    """Check what kernel i sends, and note where its tokens go."""
     for send in s.sends[i] or ():
         where = f"lane {lane.name}, device {program.devices[s.device]}, kernel {i}"
         if not 0 <= send.channel < len(program.channels):
