@@ -17,9 +17,9 @@ from typing import Any
 
 import tesserasim
 from tesserasim.errors import InputError, NotKernelTraceError
+from tesserasim.trace.kineto_rows import COPY, KERNEL, SET, Profile, Row, read_profile
 from tesserasim.trace.model import Kernel, Trace, TraceMeta, structure_sha256
 from tesserasim.trace.names import kernel_kind, short_name
-from tesserasim.trace.kineto_rows import COPY, KERNEL, SET, Profile, Row, read_profile
 from tesserasim.trace.sniff import FileKind, name_json, require_profile, sniff
 from tesserasim.trace.values import counted, text_of
 
@@ -64,7 +64,7 @@ def no_kernels(where: str, profile: Profile) -> str:
         why = "; ".join(profile.drops)
     elif not profile.bare_array and "traceEvents" not in profile.keys:
         shown = ", ".join(repr(key[:30]) for key in profile.keys[:5])
-        why = f"JSON without traceEvents (top-level names: {shown or 'none'})"
+        why = f"{FileKind.JSON.value} (top-level names: {shown or 'none'})"
     elif profile.host_events:
         why = "only CPU events; record with ProfilerActivity.CUDA, and check that CUPTI could attach"
     else:

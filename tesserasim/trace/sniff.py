@@ -22,7 +22,7 @@ class FileKind(enum.Enum):
 
     KINETO = "Kineto (Chrome trace) JSON"
     PARQUET = "Parquet"
-    JSON = "JSON without trace events"
+    JSON = "JSON without traceEvents"
     CHAKRA_JSON = "a Chakra workload graph (JSON)"
     PYTORCH_ET = "a PyTorch execution trace (JSON)"
     CHAKRA_ET = "a Chakra execution trace (protobuf)"
@@ -77,7 +77,7 @@ def sniff(path: str | os.PathLike[str]) -> FileKind:
     """
     where = os.fspath(path)
     head = source.head(path, _HEAD_BYTES)
-    if not head:
+    if not head.removeprefix(_BOM).strip(b" \t\r\n") and len(head) < _HEAD_BYTES:
         return FileKind.EMPTY
     if head.startswith(source.GZIP_MAGIC):
         # `head` is what lies behind one gzip layer, if there was one.

@@ -1,0 +1,27 @@
+"""Real profiles of six GPU types against independently computed facts, to the nanosecond."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from kineto_cases import SHARED, needs_shared
+
+SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "validation" / "kineto_facts.py"
+
+
+@needs_shared
+@pytest.mark.quick
+def test_all_kineto_files_equal_the_facts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """gpu, kernels, copies, sets, streams, graph kernels, busy, union, span of every Kineto file.
+
+    Mutation tried: union over one stream only (`union_ns` summing durations) → hta-alexnet differs, fails.
+    """
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(SHARED / "data" / "traces")])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert caught.value.code == 0, printed
+    assert "16 Kineto files, 9 fields each: no differences" in printed
