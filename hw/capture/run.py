@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def capture_unit(workload: Workload, unit: UnitSpec) -> Captured:
+def capture_unit(workload: Workload, unit: UnitSpec, rounds: int = 8) -> Captured:
     """Compile, capture and time one unit."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -78,9 +78,8 @@ def capture_unit(workload: Workload, unit: UnitSpec) -> Captured:
     if any(n.type == "other" for n in nodes):
         raise HardwareError(f"{workload.name} {unit.file_stem}: the graph holds nodes that are no kernel, copy or set")
     segments = sorted((s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot())
-    graph.instantiate()
     with torch.cuda.stream(stream):
-        e2e, times = timing.measure(graph.replay, len(nodes))
+        e2e, times = timing.measure(graph, len(nodes), rounds)
     return Captured(
         unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), e2e, int(workspace), segments
     )
@@ -96,7 +95,7 @@ def _handle(graph: Any) -> Any:
 def fit_launch(workload: Workload, info: dict[str, Any]) -> dict[str, Any]:
     """Launch cost from the one fitting unit: empty graph + ns per node that its sum leaves over."""
     unit = LAUNCH_UNIT[1]
-    captured = capture_unit(workload, unit)
+    captured = capture_unit(workload, unit, rounds=24)
     span = float((captured.times.duration + captured.times.gap).sum(axis=1).mean())
     medians = sum(round(float(x)) for x in _medians(captured))
     left = captured.e2e_ns["median"] - medians - info["empty_graph_ns"]

@@ -17,7 +17,7 @@ import torch
 
 from hw.errors import HardwareError
 
-_SETTLE = 2  # replays dropped at the start of a round
+_SETTLE_S = 0.12  # of uninterrupted replays before each measured half round
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class NodeTimes:
         return [int(x) for x in (self.duration + self.gap).sum(axis=1)]
 
 
-def warm_up(replay: Callable[[], None], seconds: float = 0.5) -> None:
+def warm_up(replay: Callable[[], None], seconds: float) -> None:
     """Replay without pause until clocks and power have settled (an idle GPU needs some tenths of a second)."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -42,17 +42,25 @@ def warm_up(replay: Callable[[], None], seconds: float = 0.5) -> None:
         torch.cuda.synchronize()
 
 
-def measure(replay: Callable[[], None], nodes: int, rounds: int = 4, each: int = 8) -> tuple[list[int], NodeTimes]:
-    """Alternate rounds of timed and profiled replays; the first `_SETTLE` of every round are dropped."""
-    warm_up(replay)
+def measure(graph: Any, nodes: int, rounds: int = 8, each: int = 6) -> tuple[list[int], NodeTimes]:
+    """Alternate rounds of timed and profiled replays of a `CUDAGraph(keep_graph=True)`.
+
+    A power-limited GPU swings by several per cent for some tenths of a second after every pause, and two
+    executables of one graph can differ by 3 %. So every round instantiates anew, and both its halves begin
+    with the same stretch of uninterrupted replays.
+    """
+    graph.instantiate()
+    warm_up(graph.replay, 0.5)
     e2e: list[int] = []
     parts: list[NodeTimes] = []
     for _ in range(rounds):
-        e2e += end_to_end_ns(replay, each + _SETTLE)[_SETTLE:]
-        parts.append(profile_nodes(replay, nodes, each + _SETTLE))
+        graph.instantiate()
+        warm_up(graph.replay, _SETTLE_S)
+        e2e += end_to_end_ns(graph.replay, each)
+        parts.append(profile_nodes(graph.replay, nodes, each))
     if any(p.names != parts[0].names for p in parts):
         raise HardwareError("replays of one graph ran different kernels; the profile is not usable")
-    duration, gap = (np.concatenate([getattr(p, f)[_SETTLE:] for p in parts]) for f in ("duration", "gap"))
+    duration, gap = (np.concatenate([getattr(p, f) for p in parts]) for f in ("duration", "gap"))
     return e2e, NodeTimes(parts[0].names, duration, gap)
 
 
@@ -75,11 +83,13 @@ def profile_nodes(replay: Callable[[], None], nodes: int, repeats: int) -> NodeT
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        warm_up(replay, _SETTLE_S)
         for _ in range(repeats):
             torch.cuda.synchronize()
             replay()
         torch.cuda.synchronize()
-    rows = sorted(_device_rows(prof), key=lambda r: r[0])
+    # Whole replays from the end: the profiler may miss records of the first ones while it starts.
+    rows = sorted(_device_rows(prof), key=lambda r: r[0])[-nodes * repeats :]
     if len(rows) != nodes * repeats:
         often = Counter(r[2][:60] for r in rows).most_common(5)
         raise HardwareError(f"the profiler saw {len(rows)} device records, expected {nodes} x {repeats}: {often}")
