@@ -19,6 +19,7 @@ pytestmark = pytest.mark.quick
 
 
 def test_small_profile() -> None:
+    """Mutation tried: the import does not store its count of graph kernels → 0 instead of 2, fails."""
     assert inspect_file(SMALL) == {
         "kernels": 4, "memcpys": 1, "memsets": 1, "streams": 2, "devices": 1, "gpu": "NVIDIA H100 80GB HBM3",
         "busy_ns": 84251, "union_ns": 68500, "span_ns": 68500, "graph_kernels": 2, "warnings": [],
@@ -59,12 +60,13 @@ def test_gpu_is_named_as_far_as_the_file_names_it(tmp_path: Path, properties: ob
 
 
 def test_parquet_tells_the_same(tmp_path: Path) -> None:
-    """Mutation tried: `is_memcpy` without the test for blocks and import marking kernels by name → fails."""
+    """Mutation tried: the column `start_ns` left out of the Parquet schema → union and span differ, fails."""
     write_trace(import_kineto(SMALL), tmp_path / "t.parquet")
     assert inspect_file(tmp_path / "t.parquet") == inspect_file(SMALL)
 
 
-def test_captured_traces_have_no_start_times(tmp_path: Path) -> None:
+def test_captured_traces_have_no_start_times() -> None:
+    """Mutation tried: `is_memcpy` without its test for blocks → a copying kernel counts as a copy, fails."""
     rows = [
         Kernel(0, "memset", "a#0", kind="memset", duration_ns=5),
         Kernel(1, "a", "a#0", kind="gemm", duration_ns=100, gap_ns=3, block=(128, 1, 1)),

@@ -89,8 +89,13 @@ def test_sub_microsecond_kernels_keep_their_length(tmp_path: Path) -> None:
 
 
 def test_touching_rows_have_gap_zero(tmp_path: Path) -> None:
-    """0.1 + 0.2 in floats is more than 0.3. Mutation tried: end as `float(ts) + float(dur)` → fails."""
+    """0.1 + 0.2 in floats is more than 0.3.
+
+    Mutation tried: `Row.end_ns` computed in float µs → the rows at 1.7e15 µs do not touch, fails.
+    """
     assert [k.gap_ns for k in load(tmp_path, [kernel("a", 0.1, 0.2), kernel("b", 0.3, 0.3)])] == [0, 0]
+    late = [kernel("a", "1732107143473443.069", 0.549), kernel("b", "1732107143473443.618", 1)]
+    assert [k.gap_ns for k in load(tmp_path, late)] == [0, 0]
 
 
 def test_rows_at_time_zero_beside_an_epoch_clock_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -195,6 +200,7 @@ def test_overlap_in_a_graph_is_flagged_and_put_in_launch_order(tmp_path: Path) -
 
 
 def test_file_order_is_not_believed_where_it_contradicts_time(tmp_path: Path) -> None:
+    """Mutation tried: the check of keys in `_overlapping_graph_rows` always true → b before a, fails."""
     launch = call("cudaGraphLaunch", 100, 1)
     events = [kernel(n, t, d, correlation=1) for n, t, d in (("d", 300, 9), ("b", 205, 9), ("a", 200, 9))]
     assert [k.name for k in load(tmp_path, [launch, *events])] == ["a", "b", "d"]
@@ -258,12 +264,13 @@ def test_names_that_are_not_unicode_are_kept_readable(tmp_path: Path) -> None:
         ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>(int)", "norm"),
         ("void at::native::vectorized_elementwise_kernel<4, rsqrt_kernel_cuda>(int)", "elementwise"),
         ("void at::native::reduce_kernel<512, 1, ReduceOp<float, MeanOps> >(int)", "reduction"),
+        ("void at::native::reduce_kernel<512, 1, ReduceOp<float, ArgMaxOps<float> > >(int)", "reduction"),
         ("triton_poi_fused__unsafe_view_mul_silu_2", "elementwise"), ("triton_red_fused_add_mean_rsqrt_0", "norm"),
         ("at::cuda::spin_kernel(long)", "other"), ("", "other"),
     ],
 )  # fmt: skip
 def test_kind_by_name(name: str, kind: str) -> None:
-    """Mutation tried: template arguments searched along with the name → the `rsqrt` case is a norm, fails."""
+    """Mutation tried: template arguments searched along with the name → the `ArgMaxOps` case is sampling, fails."""
     assert kernel_kind(name) == kind
 
 

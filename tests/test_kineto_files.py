@@ -87,7 +87,7 @@ def one_line(function: Any, path: Path, kind: type[InputError] = InputError) -> 
 
 @pytest.mark.parametrize("name", FAILS)
 def test_fails_with_one_line(tmp_path: Path, name: str) -> None:
-    """Mutation tried: `_more` does not count the lines it drops → test_position_far_into_a_large_file fails."""
+    """Mutation tried: `except ValueError` taken out of `EventStream._value` → digits.json fails."""
     import re
 
     content, pattern = FAILS[name]
@@ -105,6 +105,7 @@ def test_no_gpu_kernels(tmp_path: Path, name: str) -> None:
 
 
 def test_position_far_into_a_large_file(tmp_path: Path) -> None:
+    """Mutation tried: `_more` does not count the lines it drops → fails."""
     row = json.dumps({"ph": "X", "cat": "cpu_op", "name": "x" * 100, "ts": 1, "dur": 1})
     good = (row + ",\n") * 9_999
     path = write(tmp_path / "big.json", '{"traceEvents":[\n' + good + row[:-1] + ',oops"}]}')
