@@ -41,10 +41,10 @@ CORNERS = [
 ]  # fmt: skip
 
 
-def test_a_captured_point_gives_its_own_numbers(tiny_mix: Mix) -> None:
-    """Mutation tried: `_bracket` always taking two values with weight 0.5 each."""
-    for unit, grid in ((u, Grid(tiny_mix.traces[u])) for u in tiny_mix.units):
-        for t in tiny_mix.traces[unit]:
+def test_a_captured_point_gives_its_own_numbers(llm_mix: Mix) -> None:
+    """Mutation tried: a site's time shared out equally over its kernels."""
+    for unit, grid in ((u, Grid(llm_mix.traces[u])) for u in llm_mix.units):
+        for t in llm_mix.traces[unit]:
             u = t.meta.unit
             p = grid.profile(UnitInstance(unit, u["batch"], u["tokens"], u["context"]), captured_times)
             assert p.trace is t and not p.extrapolated and p.byte_scale == 1.0
@@ -56,7 +56,7 @@ def test_a_captured_point_gives_its_own_numbers(tiny_mix: Mix) -> None:
 def test_bilinear_inside_the_cell_by_hand() -> None:
     """At batch 12, context 150: a = 0.5 (0.75*4000+0.25*8000) + 0.5 (0.75*6000+0.25*12000), b = 2500.
 
-    Mutation tried: weights multiplied by the wrong axis (b_weight * b_weight).
+    Mutations tried: both neighbours weighted 0.5; weights multiplied by the wrong axis (b_weight * b_weight).
     """
     p = Grid(CORNERS).profile(decode(12, 150), captured_times)
     assert p.trace is CORNERS[3] and p.byte_scale == 0.75 and not p.extrapolated

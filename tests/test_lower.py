@@ -133,7 +133,7 @@ def closed_form(w: Workload, lane: Lane) -> dict[tuple[str, str], tuple[int, int
 def test_transfers_equal_a_byte_by_byte_replay(data: st.DataObject) -> None:
     """Every byte goes once to each device that reads it, hung on its writer, awaited by its first reader.
 
-    Mutation tried: a transfer per reader instead of per device; the last reader waits instead of the first.
+    Mutations tried: the last reader on a device waits instead of the first; every launch sees all others.
     """
     mix, batch = data.draw(small_mixes())
     cluster = small_cluster(3)
@@ -147,7 +147,7 @@ def test_transfers_equal_a_byte_by_byte_replay(data: st.DataObject) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_bytes_and_transfers_equal_the_flows_of_the_workload(data: st.DataObject) -> None:
-    """Per link direction, for any placement. Mutation tried: flows of decode counted once a launch too many."""
+    """Per link direction, for any placement. Mutation tried: one transfer too many per version."""
     mix, batch = data.draw(small_mixes())
     cluster = small_cluster(3)
     plan = random_plan(data.draw, mix, batch, ["g0", "g1", "g2"])

@@ -29,7 +29,7 @@ def flows_named(w: Workload, name: str) -> list[tuple[str, set[tuple[str, str]],
 def test_the_kv_cache_flows_as_new_bytes_only(tiny_mix: Mix) -> None:
     """64 prompt tokens of 4 requests once, then 4 new tokens a step; never the context.
 
-    Mutation tried: the delta of a decode step scaled with the context.
+    Mutation tried: what a unit leaves behind counted inside the unit as well.
     """
     w = build_workload(tiny_mix, small_cluster(2), COSTS, 4)
     per_token = 2 * 2 * 64 * 2
@@ -47,6 +47,13 @@ def test_the_sampled_token_feeds_the_next_step(tiny_mix: Mix) -> None:
         ("decode", {("decode", "embed")}, 2 * 4 * 8, 2),
     ]
     assert not any(f.name.endswith("weight") for f in w.flows)
+
+
+def test_between_captured_lengths_the_cache_scales_with_tokens_and_the_sampled_token_does_not(tiny_mix: Mix) -> None:
+    """48 tokens on the kernels of 64. Mutation tried: one scale for all carried buffers."""
+    w = build_workload(with_lengths(tiny_mix, input_tokens=48), small_cluster(2), COSTS, 4)
+    assert flows_named(w, "layers.0.kv")[0][2] == 4 * 48 * 2 * 2 * 64 * 2
+    assert flows_named(w, "next_token")[0][2] == 4 * 8
 
 
 def test_a_request_of_one_token_has_no_decode(tiny_mix: Mix) -> None:
