@@ -33,6 +33,7 @@ class Captured:
     times: NodeTimes
     e2e_ns: dict[str, int]
     e2e_samples_ns: list[int]
+    idle_samples_ns: list[int]  # event-timed with the host's submission inside
     workspace_bytes: int
     segments: list[tuple[int, int]]  # allocator segments, sorted (first, end)
 
@@ -74,7 +75,7 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
         warnings=tuple(sorted(set(warnings))[:20]),
         extra={
             "copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(warnings),
-            "e2e_samples_ns": captured.e2e_samples_ns, "span_samples_ns": captured.times.spans(),
+            "e2e_samples_ns": captured.e2e_samples_ns, "span_samples_ns": captured.times.spans(), "e2e_host_included_ns": captured.idle_samples_ns,
         },
     )  # fmt: skip
     return Trace(meta, tuple(kernels), buffers)

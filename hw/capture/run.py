@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def capture_unit(workload: Workload, unit: UnitSpec, rounds: int = 8) -> Captured:
+def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24) -> Captured:
     """Compile, capture and time one unit."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -79,9 +79,10 @@ def capture_unit(workload: Workload, unit: UnitSpec, rounds: int = 8) -> Capture
         raise HardwareError(f"{workload.name} {unit.file_stem}: the graph holds nodes that are no kernel, copy or set")
     segments = sorted((s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot())
     with torch.cuda.stream(stream):
-        e2e, times = timing.measure(graph, len(nodes), rounds)
+        e2e, times = timing.measure(graph, len(nodes), replays)
+        idle = timing.end_to_end_ns(graph.replay, 12, ahead=False)
     return Captured(
-        unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), e2e, int(workspace), segments
+        unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), e2e, idle, int(workspace), segments
     )
 
 
@@ -95,7 +96,7 @@ def _handle(graph: Any) -> Any:
 def fit_launch(workload: Workload, info: dict[str, Any]) -> dict[str, Any]:
     """Launch cost from the one fitting unit: empty graph + ns per node that its sum leaves over."""
     unit = LAUNCH_UNIT[1]
-    captured = capture_unit(workload, unit, rounds=24)
+    captured = capture_unit(workload, unit, replays=96)
     span = float((captured.times.duration + captured.times.gap).sum(axis=1).mean())
     medians = sum(round(float(x)) for x in _medians(captured))
     left = captured.e2e_ns["median"] - medians - info["empty_graph_ns"]
@@ -103,6 +104,7 @@ def fit_launch(workload: Workload, info: dict[str, Any]) -> dict[str, Any]:
         "empty_graph_ns": info["empty_graph_ns"], "per_node_ns": round(left / len(captured.nodes), 3),
         "fitted_on": f"{LAUNCH_UNIT[0]} {unit.file_stem}", "nodes": len(captured.nodes),
         "e2e_ns": captured.e2e_ns["median"], "sum_of_medians_ns": medians, "mean_span_ns": round(span),
+        "e2e_host_included_ns": round(statistics.median(captured.idle_samples_ns)),
     }  # fmt: skip
 
 

@@ -17,7 +17,10 @@ import torch
 
 from hw.errors import HardwareError
 
-_SETTLE_S = 0.12  # of uninterrupted replays before each measured half round
+_REST_S = 0.25  # idle before each burst
+_SETTLE_S = 0.1  # of uninterrupted replays at the start of each burst
+_BURST_S = 0.2  # measured part of a burst
+_AHEAD_CYCLES = 2_000_000  # about 1 ms: longer than the host takes to submit a graph of a thousand nodes
 
 
 @dataclass(frozen=True)
@@ -42,21 +45,26 @@ def warm_up(replay: Callable[[], None], seconds: float) -> None:
         torch.cuda.synchronize()
 
 
-def measure(graph: Any, nodes: int, rounds: int = 8, each: int = 6) -> tuple[list[int], NodeTimes]:
-    """Alternate rounds of timed and profiled replays of a `CUDAGraph(keep_graph=True)`.
+def measure(graph: Any, nodes: int, replays: int = 24) -> tuple[list[int], NodeTimes]:
+    """Alternate timed and profiled bursts of a `CUDAGraph(keep_graph=True)`, at least `replays` of each.
 
-    A power-limited GPU swings by several per cent for some tenths of a second after every pause, and two
-    executables of one graph can differ by 3 %. So every round instantiates anew, and both its halves begin
-    with the same stretch of uninterrupted replays.
+    A power-limited GPU (seen on an H200) runs a burst of GEMMs at full speed for about 0.4 s, then its power
+    control overshoots by 15-20 % for 0.15 s. So every burst has the same history: a rest, a stretch of
+    uninterrupted replays, and then no more measured replays than end before the overshoot. Each round
+    instantiates the graph anew, since two executables of one graph can differ.
     """
     graph.instantiate()
-    warm_up(graph.replay, 0.5)
+    warm_up(graph.replay, 0.3)
+    once = end_to_end_ns(graph.replay, 3)[-1]
+    each = max(2, min(6, int(_BURST_S * 1e9 / once)))
     e2e: list[int] = []
     parts: list[NodeTimes] = []
-    for _ in range(rounds):
+    for _ in range(-(-replays // each)):
         graph.instantiate()
+        time.sleep(_REST_S)
         warm_up(graph.replay, _SETTLE_S)
         e2e += end_to_end_ns(graph.replay, each)
+        time.sleep(_REST_S)
         parts.append(profile_nodes(graph.replay, nodes, each))
     if any(p.names != parts[0].names for p in parts):
         raise HardwareError("replays of one graph ran different kernels; the profile is not usable")
@@ -64,12 +72,18 @@ def measure(graph: Any, nodes: int, rounds: int = 8, each: int = 6) -> tuple[lis
     return e2e, NodeTimes(parts[0].names, duration, gap)
 
 
-def end_to_end_ns(replay: Callable[[], None], repeats: int) -> list[int]:
-    """Event-timed replays, each on an idle GPU."""
+def end_to_end_ns(replay: Callable[[], None], repeats: int, ahead: bool = True) -> list[int]:
+    """Event-timed replays, one at a time.
+
+    `ahead`: the GPU spins while the host submits, as it computes the step before in a serving loop, so the
+    host's own time (0.1-0.3 ms for 450 nodes, and noisy) is not in the figure. Without, it is.
+    """
     out = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
+        if ahead:
+            torch.cuda._sleep(_AHEAD_CYCLES)
         start.record()
         replay()
         end.record()
