@@ -1,0 +1,216 @@
+"""What a program calls: compare policies, simulate one, make a plan, run a sweep, read traces and mixes.
+
+Mixes and clusters are given as objects or as text: a mix by the name of a shipped one or the path of a TOML
+file, a cluster in its short form ("A100-80GB-PCIe+L40S@25Gbps") or as the path of a TOML file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tesserasim.cluster.catalogue import find_gpu
+from tesserasim.cluster.model import Cluster
+from tesserasim.cluster.parse import parse_cluster
+from tesserasim.errors import InputError
+from tesserasim.metrics.verdict import verdict
+from tesserasim.plan import Plan, read_plan
+from tesserasim.policies import policies as registered_policies
+from tesserasim.sweep.bench import OK, Options, run_case, run_plan, run_policy
+from tesserasim.sweep.locate import default_spec, find_mix
+from tesserasim.sweep.run import SweepResult, run_sweep
+from tesserasim.sweep.spec import load_spec
+from tesserasim.sweep.summary import flat
+from tesserasim.trace.mix import Mix, with_lengths
+from tesserasim.trace.mix import load_mix as _load_mix_file
+from tesserasim.trace.model import Trace, structure_sha256
+from tesserasim.trace.parquet import read_trace, write_trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MixLike = Mix | str | os.PathLike[str]
+ClusterLike = Cluster | str
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace (Parquet). Raises InputError if it is none."""
+    return read_trace(path)
+
+
+def load_mix(name: str | os.PathLike[str]) -> Mix:
+    """Read a mix by the path of its TOML file, or by name if it is a shipped one."""
+    return _load_mix_file(find_mix(os.fspath(name)))
+
+
+def _mix(mix: MixLike, input_tokens: int | None, output_tokens: int | None) -> Mix:
+    loaded = mix if isinstance(mix, Mix) else load_mix(mix)
+    return with_lengths(loaded, input_tokens, output_tokens)
+
+
+def _cluster(cluster: ClusterLike, prices: str) -> Cluster:
+    return cluster if isinstance(cluster, Cluster) else parse_cluster(cluster, prices=prices)
+
+
+def compare(
+    mix: MixLike, cluster: ClusterLike, policies: Sequence[str] | None = None, *,
+    input_tokens: int | None = None, output_tokens: int | None = None, prices: str = "median", **options: Any,
+) -> pd.DataFrame:  # fmt: skip
+    """A row per policy, best first: throughput with its 80 % interval, P(win), cost, the honest comparisons.
+
+    `options` are the fields of `tesserasim.sweep.bench.Options` (batch and depth grids, max_seqs, in_flight,
+    engine, seed). Policies that do not apply have a status and a reason. The verdict line is in
+    `frame.attrs["verdict"]`.
+    """
+    import pandas as pd
+
+    loaded = _mix(mix, input_tokens, output_tokens)
+    rows = [e.row for e in run_case(loaded, _cluster(cluster, prices), policies, Options(**options))]
+    line = verdict([row for row in rows if row["status"] == OK])
+    rows.sort(key=lambda r: (-(r.get("throughput_per_s") or 0.0), str(r["policy"])))
+    frame = pd.DataFrame([flat(row) for row in rows])
+    frame.attrs["verdict"] = line
+    return frame
+
+
+def simulate(
+    mix: MixLike, cluster: ClusterLike, policy: str | None = None, *,
+    plan: Plan | str | os.PathLike[str] | None = None, batch: int | None = None, depth: int | None = None,
+    input_tokens: int | None = None, output_tokens: int | None = None, prices: str = "median",
+    check: bool = False, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """One result row (keys of `simulate --json`) of a policy at its best batch and depth, or of a plan.
+
+    `batch` and `depth` fix what the policy may choose. `check` verifies the invariants of every run. A policy
+    that does not apply gives `status` "not applicable" and a `reason`.
+    """
+    if (policy is None) == (plan is None):
+        raise InputError("simulate: give a policy or a plan, one of the two")
+    loaded, machines = _mix(mix, input_tokens, output_tokens), _cluster(cluster, prices)
+    chosen = _options(options, batch, depth, check=check)
+    if plan is not None:
+        given = plan if isinstance(plan, Plan) else read_plan(plan)
+        return run_plan(loaded, machines, given, chosen).row
+    return run_policy(loaded, machines, str(policy), chosen).row
+
+
+def plan(
+    mix: MixLike, cluster: ClusterLike, policy: str | None = None, *, batch: int | None = None,
+    depth: int | None = None, input_tokens: int | None = None, output_tokens: int | None = None,
+    prices: str = "median", **options: Any,
+) -> Plan:  # fmt: skip
+    """The plan of `policy` that simulates best; of the best policy if none is named.
+
+    Raises InputError if the policy does not apply, with its reason.
+    """
+    loaded, machines = _mix(mix, input_tokens, output_tokens), _cluster(cluster, prices)
+    found = run_case(loaded, machines, None if policy is None else [policy], _options(options, batch, depth))
+    plans = [e for e in found if e.plan is not None]
+    if not plans:
+        raise InputError("; ".join(f"{e.row['policy']} does not apply: {e.row['reason']}" for e in found))
+    best = max(plans, key=lambda e: (e.row["throughput_per_s"], e.row["p_win"] or 0.0)).plan
+    assert best is not None
+    return best
+
+
+def plan_document(made: Plan, mix: Mix) -> dict[str, Any]:
+    """A plan as `plan --json` prints it: the file, and the assignment of the lane with the largest share.
+
+    `assignment` names every site of `mix`, where the file may say "*" for all of a unit.
+    """
+    document = dataclasses.asdict(made)
+    main = max(made.lanes, key=lambda lane: lane.share)
+    document["assignment"] = {
+        unit: {site: main.device_of(unit, site) for trace in mix.traces[unit] for site in trace.sites}
+        for unit in mix.units
+    }
+    return document
+
+
+def _options(options: Mapping[str, Any], batch: int | None, depth: int | None, **more: Any) -> Options:
+    fixed: dict[str, Any] = {"batch": (batch,)} if batch else {}
+    fixed |= {"depth": (depth,)} if depth else {}
+    return Options(**{**options, **fixed, **more})
+
+
+def sweep(
+    spec: str | os.PathLike[str] | None = None, out: str | os.PathLike[str] | None = None, *,
+    jobs: int | None = None, executor: str = "local", fresh: bool = False, quick: bool = False,
+    progress: bool = False,
+) -> SweepResult:  # fmt: skip
+    """Run a sweep spec (default: experiments/default.toml of the checkout) into a directory, and sum it up.
+
+    Results that are already there are kept. Raises InputError before anything runs if the spec is wrong.
+    """
+    loaded = load_spec(Path(spec) if spec is not None else default_spec(), quick=quick)
+    target = Path(out) if out is not None else Path("results") / loaded.name
+    return run_sweep(loaded, target, jobs=jobs, executor_name=executor, fresh=fresh, progress=progress)
+
+
+def sweep_document(result: SweepResult) -> dict[str, Any]:
+    """A sweep as `sweep --json` prints it."""
+    return {
+        "out": str(result.out), "computed": result.computed, "reused": result.reused,
+        "failed": len(result.failures), "verdicts": result.verdicts, "failures": result.failures,
+        "rows": result.rows, "files": [str(f) for f in result.files],
+    }  # fmt: skip
+
+
+def import_profile(
+    path: str | os.PathLike[str], out: str | os.PathLike[str], *, unit: str | None = None,
+    kernels: tuple[int, int] | None = None, phase: str | None = None, gpu: str | None = None,
+    clip: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Import a PyTorch profile into the trace file `out` and return its facts (keys of `import --json`).
+
+    `kernels` (first, end) keeps a stretch in launch order; `unit` names it, `phase` says what it does, `gpu`
+    on which GPU it ran where the profile does not.
+    """
+    from tesserasim.trace.inspect import facts
+    from tesserasim.trace.kineto import import_kineto
+
+    trace = import_kineto(path, clip=clip)
+    if kernels is not None:
+        trace = _stretch(trace, *kernels)
+    if unit is not None or phase is not None:
+        words = {"name": unit, "phase": phase}
+        meta = dataclasses.replace(
+            trace.meta, unit={**trace.meta.unit, **{k: v for k, v in words.items() if v is not None}}
+        )
+        rows = tuple(dataclasses.replace(k, phase=phase) if phase else k for k in trace.kernels)
+        trace = dataclasses.replace(trace, meta=meta, kernels=rows)
+    if gpu is not None:
+        trace = dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, gpu=find_gpu(gpu).name))
+    write_trace(trace, out)
+    return {**facts(trace), "out": os.fspath(out), "unit": trace.unit}
+
+
+def _stretch(trace: Trace, first: int, end: int) -> Trace:
+    """The kernels first to end - 1, renumbered; the first on each stream has no gap."""
+    if end > len(trace):
+        raise InputError(f"{trace.meta.source}: --range ends at {end}, the profile has {len(trace)} kernels")
+    begun: set[tuple[int, int]] = set()
+    rows = []
+    for i, kernel in enumerate(trace.kernels[first:end]):
+        where = (kernel.device, kernel.stream)
+        rows.append(dataclasses.replace(kernel, id=i, gap_ns=kernel.gap_ns if where in begun else 0))
+        begun.add(where)
+    extra = {k: v for k, v in trace.meta.extra.items() if k != "graph_kernels"}
+    meta = dataclasses.replace(trace.meta, structure_sha256=structure_sha256(tuple(rows)), extra=extra)
+    return dataclasses.replace(trace, meta=meta, kernels=tuple(rows))
+
+
+def describe_policies() -> list[dict[str, Any]]:
+    """The registered policies: name, what they do in a line, whether the link matters."""
+    return [
+        {"name": name, "description": policy.summary, "uses_link": policy.uses_link}
+        for name, policy in registered_policies().items()
+    ]
+
+
+# `tesserasim.plan` is this function; importing the module of that name has put the module in its place.
+sys.modules["tesserasim"].plan = plan  # type: ignore[attr-defined]

@@ -1,0 +1,313 @@
+"""The command line: a thin shell over `tesserasim.api`.
+
+Results go to standard output (as JSON with `--json`), progress and complaints to standard error. Exit codes:
+0 done, 1 some experiments failed and the rest is saved, 2 bad input, 3 a bug, 130 interrupted. Nothing heavy
+is imported here, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tesserasim import __version__
+from tesserasim.errors import InputError, TesserasimError
+
+DONE, SOME_FAILED, BAD_INPUT, BUG, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+DEBUG = "TESSERASIM_DEBUG"
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line per error; options in full only, so that a new option never changes what an old line means."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code as in the module's docstring."""
+    try:
+        options = parser().parse_args(arguments)
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except TesserasimError as error:
+        _complain(" ".join(str(error).split()))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        _complain("interrupted; what is finished is saved")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output at exit; with nobody reading, let it flush into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception as error:
+        _complain(f"internal error: {type(error).__name__}: {' '.join(str(error).split())} "
+                  f"(set {DEBUG}=1 for the traceback)")  # fmt: skip
+        return BUG
+
+
+def _complain(text: str) -> None:
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exc()
+    print(f"tesserasim: {text}", file=sys.stderr)
+
+
+def _print(document: Any, as_json: bool, text: str) -> None:
+    """A result, for machines or for people."""
+    if as_json:
+        from tesserasim.sweep.store import finite
+
+        print(json.dumps(finite(document), indent=1, ensure_ascii=False, allow_nan=False))
+    else:
+        print(text)
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from tesserasim import api
+    from tesserasim.report.table import format_rows
+
+    result = api.sweep(
+        options.spec, options.out, jobs=options.jobs, executor=options.executor, fresh=options.fresh,
+        quick=options.quick, progress=sys.stderr.isatty() or not options.json,
+    )  # fmt: skip
+    text = format_rows(result.rows) + "\n\n" + "\n".join(result.verdicts)
+    _print(api.sweep_document(result), options.json, text)
+    for failure in result.failures:
+        print(f"tesserasim: failed: {failure['experiment']}: {failure['error']}", file=sys.stderr)
+    print(
+        f"tesserasim: {result.computed} experiments computed, {result.reused} kept from before, "
+        f"{len(result.failures)} failed, in {result.wall_s:.1f} s; results in {result.out}",
+        file=sys.stderr,
+    )
+    return SOME_FAILED if result.failures else DONE
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from tesserasim import api
+    from tesserasim.report.table import format_case
+    from tesserasim.report.words import describe_run
+
+    if options.plan is not None and (options.batch or options.depth):
+        raise InputError("--batch and --depth are part of the plan file; give them with --policy only")
+    row = api.simulate(
+        options.mix, options.cluster, options.policy, plan=options.plan, batch=options.batch,
+        depth=options.depth, check=options.check, **_common(options),
+    )  # fmt: skip
+    _print(row, options.json, format_case([row]) + describe_run(row))
+    return DONE
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from tesserasim import api
+    from tesserasim.plan import write_plan
+    from tesserasim.report.words import describe_plan
+
+    mix = api.load_mix(options.mix)
+    plan = api.plan(
+        mix, options.cluster, None if options.pick else options.policy, batch=options.batch,
+        depth=options.depth, **_common(options),
+    )  # fmt: skip
+    if options.out is not None:
+        write_plan(plan, options.out)
+    document = api.plan_document(plan, mix)
+    _print(document, options.json, describe_plan(document))
+    return DONE
+
+
+def _import(options: argparse.Namespace) -> int:
+    from tesserasim import api
+    from tesserasim.report.words import describe_facts
+
+    facts = api.import_profile(
+        options.file, options.out, unit=options.unit, kernels=options.range, phase=options.phase,
+        gpu=options.gpu, clip=options.clip,
+    )  # fmt: skip
+    _print(facts, options.json, f"{facts['out']}: {describe_facts(facts)}")
+    return DONE
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from tesserasim.report.words import describe_facts
+    from tesserasim.trace.inspect import inspect_file
+
+    facts = inspect_file(options.file)
+    _print(facts, options.json, f"{options.file}: {describe_facts(facts)}")
+    return DONE
+
+
+def _gpus(options: argparse.Namespace) -> int:
+    from tesserasim.cluster.catalogue import describe_gpus
+    from tesserasim.report.words import format_gpus
+
+    rows = describe_gpus(options.prices)
+    _print(rows, options.json, format_gpus(rows))
+    return DONE
+
+
+def _policies(options: argparse.Namespace) -> int:
+    from tesserasim import api
+
+    rows = api.describe_policies()
+    text = "\n".join(f"{r['name']:<16} {r['description']}" for r in rows)
+    _print(rows, options.json, text)
+    return DONE
+
+
+def _mix_new(options: argparse.Namespace) -> int:
+    from tesserasim.sweep.mixfile import MixOptions, new_mix
+
+    launches = dict(options.launches or [])
+    content = new_mix(
+        options.traces, options.out,
+        MixOptions(options.name, options.input_tokens, options.output_tokens, options.prefill_batch, launches),
+    )  # fmt: skip
+    _print({"out": str(options.out), **content}, options.json, f"{options.out}: mix {content['name']}")
+    return DONE
+
+
+def _common(options: argparse.Namespace) -> dict[str, Any]:
+    """Options that `simulate` and `plan` share, as keywords of the api."""
+    names = ("max_seqs", "input_tokens", "output_tokens", "engine", "prices", "seed", "allow_extrapolation")
+    return {name: getattr(options, name) for name in names}
+
+
+def _count(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= 2**31:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of at least 1")
+    return value
+
+
+def _seed_number(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 0 to 2^63 - 1")
+    return value
+
+
+def _interval(text: str) -> tuple[int, int]:
+    """`A:B`, the kernels A to B - 1."""
+    first, colon, last = text.partition(":")
+    try:
+        interval = int(first), int(last)
+    except ValueError:
+        interval = (0, 0)
+    if not colon or not 0 <= interval[0] < interval[1]:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not A:B with 0 <= A < B")
+    return interval
+
+
+def _launch(text: str) -> tuple[str, int]:
+    """`UNIT=N`, N launches of a unit per request."""
+    unit, equals, count = text.partition("=")
+    if not equals or not unit:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not UNIT=N")
+    return unit, _count(count)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = _Parser(
+        prog="tesserasim", description="Which policy wins on a mixed set of GPUs, by how much, and how sure?"
+    )
+    top.add_argument("--version", action="version", version=f"tesserasim {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    _add_sweep(commands)
+    _add_simulate(commands)
+    _add_plan(commands)
+    _add_files(commands)
+    command = _command(commands, "gpus", _gpus, "the GPU types of the catalogue, with prices and sources")
+    command.add_argument("--prices", default="median", metavar="P", help="median, min, max, paper or a file")
+    _command(commands, "policies", _policies, "the scheduling policies that can be compared")
+    return top
+
+
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(run=run)
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+    return command
+
+
+def _add_sweep(commands: Any) -> None:
+    c = _command(commands, "sweep", _sweep, "run many experiments, keep every result, compare the policies")
+    c.add_argument("spec", nargs="?", type=Path, metavar="SPEC.toml", help="default: experiments/default.toml")
+    c.add_argument("--out", type=Path, metavar="DIR", help="where results are kept (default: results/NAME)")
+    c.add_argument("--jobs", type=_count, metavar="N", help="worker processes (default: one per core)")
+    c.add_argument("--executor", default="local", metavar="E", help="local, dask or ray (default: local)")
+    c.add_argument("--fresh", action="store_true", help="compute everything again")
+    c.add_argument("--quick", action="store_true", help="the small version of the spec (its [quick] table)")
+
+
+def _add_case(c: argparse.ArgumentParser) -> None:
+    """Options that say what is simulated or planned for."""
+    c.add_argument("--mix", required=True, metavar="M", help="a mix .toml file or the name of a shipped mix")
+    c.add_argument("--cluster", required=True, metavar="C", help="for example A100-80GB-PCIe+L40S@200Gbps")
+    c.add_argument("--batch", type=_count, metavar="B", help="requests per cohort (default: the best)")
+    c.add_argument("--depth", type=_count, metavar="D", help="cohorts in flight (default: the best)")
+    c.add_argument("--max-seqs", type=_count, default=256, metavar="N", help="sequences per GPU (default: 256)")
+    c.add_argument("--input-tokens", type=_count, metavar="S", help="tokens of a prompt (default: the mix's)")
+    c.add_argument("--output-tokens", type=_count, metavar="O", help="tokens of an answer (default: the mix's)")
+    c.add_argument("--engine", default="auto", choices=("auto", "simpy", "fast"), help="default: auto")
+    c.add_argument("--allow-extrapolation", action="store_true", help="beyond twice the captured range")
+    c.add_argument("--prices", default="median", metavar="P", help="median, min, max, paper or a file")
+    c.add_argument("--seed", type=_seed_number, default=0, metavar="N", help="of the cost errors (default: 0)")
+
+
+def _add_simulate(commands: Any) -> None:
+    c = _command(commands, "simulate", _simulate, "one policy, or one plan, on one cluster")
+    _add_case(c)
+    what = c.add_mutually_exclusive_group(required=True)
+    what.add_argument("--policy", metavar="P", help="a name from the command 'policies'")
+    what.add_argument("--plan", type=Path, metavar="plan.json", help="a file written by the command 'plan'")
+    c.add_argument("--check", action="store_true", help="verify the invariants of the run")
+
+
+def _add_plan(commands: Any) -> None:
+    c = _command(commands, "plan", _plan, "where every kernel goes, as a file that simulator and hardware run")
+    _add_case(c)
+    what = c.add_mutually_exclusive_group(required=True)
+    what.add_argument("--policy", metavar="P", help="a name from the command 'policies'")
+    what.add_argument("--pick", action="store_true", help="the policy with the highest simulated throughput")
+    c.add_argument("--out", type=Path, metavar="plan.json", help="where to write the plan")
+
+
+def _add_files(commands: Any) -> None:
+    c = _command(commands, "import", _import, "turn a PyTorch profile (Kineto JSON, also .gz) into a trace")
+    c.add_argument("file", type=Path, metavar="FILE")
+    c.add_argument("--out", type=Path, required=True, metavar="trace.parquet")
+    c.add_argument("--unit", metavar="NAME", help="name of the unit in a mix (default: profile)")
+    c.add_argument("--range", type=_interval, metavar="A:B", help="only the kernels A to B - 1 in launch order")
+    c.add_argument("--phase", choices=("prefill", "decode", "denoise", "encode", "other"))
+    c.add_argument("--gpu", metavar="NAME", help="the GPU, where the profile does not say it")
+    c.add_argument("--clip", action="store_true", help="end each kernel where the next on its stream begins")
+    c = _command(commands, "inspect", _inspect, "what a profile or a trace holds")
+    c.add_argument("file", type=Path, metavar="FILE")
+    mix = commands.add_parser("mix", help="make mixes", description="make mixes")
+    c = _command(mix.add_subparsers(metavar="ACTION", required=True, parser_class=_Parser), "new", _mix_new,
+                 "write a mix of traces")  # fmt: skip
+    c.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
+    c.add_argument("--out", type=Path, required=True, metavar="mix.toml")
+    c.add_argument("--name", default="", help="name of the mix (default: the file's)")
+    c.add_argument("--input-tokens", type=_count, metavar="S")
+    c.add_argument("--output-tokens", type=_count, metavar="O")
+    c.add_argument("--prefill-batch", type=_count, default=1, metavar="N", help="prompts per prefill (default: 1)")
+    c.add_argument("--launches", type=_launch, action="append", metavar="UNIT=N", help="launches per image")

@@ -1,0 +1,171 @@
+"""Stopped at any moment and started again: nothing finished is lost, nothing is computed twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from sweep_cases import SPEC, write_tiny_mixes, write_tiny_sweep
+from test_determinism import hashes
+
+from tesserasim.cli import main
+from tesserasim.errors import InputError
+from tesserasim.sweep.store import JOURNAL, Store, write_whole
+
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_sweep(tmp_path_factory.mktemp("spec"))
+
+
+def start(spec: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tesserasim", "sweep", str(spec), "--out", str(out), "--jobs", "2", *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def events(out: Path, event: str) -> Counter[str]:
+    """Key -> how often the journal has the event; the last line may be cut."""
+    found: Counter[str] = Counter()
+    path = out / JOURNAL
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        found[entry["key"]] += entry["event"] == event
+    return +found
+
+
+def finished(out: Path) -> set[str]:
+    """Keys with a whole result."""
+    store = Store(out)
+    return {p.stem for p in store.results.glob("*.json") if store.load(p.stem) is not None}
+
+
+def test_killed_at_random_moments_and_run_again(spec: Path, tmp_path: Path) -> None:
+    """kill -9 at 20 random moments.
+
+    Mutation: `store.load` replaced by None in `run_sweep`: finished results are computed again. Mutation:
+    `_die_with` and `_wait_for_workers` emptied: workers of a killed sweep go on beside those of the next.
+    """
+    whole = start(spec, tmp_path / "whole")
+    assert whole.wait(120) == 0
+    expected = hashes(tmp_path / "whole")
+    out, chance = tmp_path / "killed", random.Random(20)
+    kills = done_before = 0
+    while kills < KILLS:
+        before, starts = finished(out), events(out, "start")
+        assert len(before) >= done_before  # nothing finished is lost
+        done_before = len(before)
+        if len(before) >= 60:  # nearly done: begin again with what a damaged disk might leave
+            for key in sorted(before)[: chance.randrange(30, 60)]:
+                (out / "experiments" / f"{key}.json").write_bytes(b'{"key": ')
+            (out / JOURNAL).unlink()
+            done_before = 0
+            continue
+        process = start(spec, out)
+        try:
+            process.wait(chance.uniform(0.3, 4.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        kills += 1
+        again = {key for key in before if events(out, "start")[key] > starts[key]}
+        assert not again  # nothing finished is computed twice
+    last = start(spec, out)
+    assert last.wait(120) == 0
+    assert hashes(out) == expected
+    kept = start(spec, out)
+    assert kept.wait(120) == 0
+    assert kept.stderr is not None
+    assert "0 experiments computed, 72 kept from before" in kept.stderr.read()
+    assert hashes(out) == expected
+
+
+def test_damaged_results_are_computed_again(spec: Path, tmp_path: Path) -> None:
+    """Mutation: the checksum is not compared in `Store.load`: the edited number stays."""
+    arguments = ["sweep", str(spec), "--quick", "--out", str(tmp_path), "--jobs", "1", "--json"]
+    assert main(arguments) == 0
+    expected = hashes(tmp_path)
+    files = sorted((tmp_path / "experiments").glob("*.json"))
+    whole = files[0].read_bytes()
+    damage = [
+        b"", whole[: len(whole) // 2], whole.replace(b'"seed": 0', b'"seed": 1', 1), b"[" * 100_000, b"null",
+        b"\xff\xfe", b'{"store_version": 1}', whole.replace(b'"store_version": 1', b'"store_version": 99'),
+    ]  # fmt: skip
+    for content, path in zip(damage, files, strict=False):
+        path.write_bytes(content)
+    files[len(damage)].write_bytes(files[len(damage) + 1].read_bytes())  # a whole file under another's name
+    assert main(arguments) == 0
+    assert hashes(tmp_path) == expected
+
+
+def test_an_interrupt_is_quiet_and_keeps_what_is_finished(spec: Path, tmp_path: Path) -> None:
+    process = start(spec, tmp_path)
+    deadline = time.monotonic() + 60
+    while not finished(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "interrupted" in errors.splitlines()[-1]
+    assert finished(tmp_path)
+
+
+def test_two_sweeps_in_one_directory(tmp_path: Path) -> None:
+    with Store(tmp_path).locked(), pytest.raises(InputError, match="another sweep"), Store(tmp_path).locked():
+        pass
+    with Store(tmp_path).locked():  # free again
+        pass
+
+
+def test_fresh_computes_everything_again(spec: Path, tmp_path: Path) -> None:
+    arguments = ["sweep", str(spec), "--quick", "--out", str(tmp_path), "--jobs", "1", "--json"]
+    assert main(arguments) == 0
+    assert set(events(tmp_path, "done").values()) == {1}
+    assert main([*arguments, "--fresh"]) == 0
+    assert set(events(tmp_path, "done").values()) == {2}
+
+
+@pytest.mark.parametrize("change", ["seed = 1\n", 'prices = "min"\n', "max_seqs = 7\n"])
+def test_a_changed_input_is_another_experiment(change: str, spec: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(change + SPEC)
+    write_tiny_mixes(tmp_path)
+    out = tmp_path / "out"
+    for one in (spec, other):
+        assert main(["sweep", str(one), "--quick", "--out", str(out), "--jobs", "1", "--json"]) == 0
+    assert set(events(out, "done").values()) == {1}
+    assert len(events(out, "done")) == 48
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: `write_whole` writes to the path itself: the old content is gone."""
+    path = tmp_path / "result.json"
+    write_whole(path, b"old")
+
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_an_output_directory_that_cannot_be_written(spec: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["sweep", str(spec), "--quick", "--out", str(blocked), "--json"]) == 2
