@@ -7,7 +7,7 @@ import pytest
 from tesserasim.sim.engine import run
 from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
 
-ENGINES = ["simpy"]
+ENGINES = ["simpy", "fast"]
 PER_NS = 1_000_000_000  # bytes per second of a link that carries 1 byte per ns
 
 

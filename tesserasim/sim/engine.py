@@ -8,6 +8,7 @@ influence each other: each such *component* is run apart, to its own end, by bot
 from __future__ import annotations
 
 from tesserasim.errors import InputError
+from tesserasim.sim.fast_engine import FastRun
 from tesserasim.sim.invariants import check_run
 from tesserasim.sim.program import Program
 from tesserasim.sim.result import SimResult
@@ -34,13 +35,13 @@ def run(
     if engine not in ENGINES:
         raise InputError(f"unknown engine {engine!r}: one of {', '.join(ENGINES)}")
     check_program(program)
-    name = "simpy" if engine == "auto" else engine
+    name = ("simpy" if check or timeline else "fast") if engine == "auto" else engine
+    simulation = FastRun if name == "fast" else SimpyRun
     result = SimResult.blank(program, cohorts, name)
     if check or timeline:
         result.timeline = []
     for lanes in components(program):
-        end = SimpyRun(program, lanes, result).run()
-        result.end_ns = max(result.end_ns, end)
+        result.end_ns = max(result.end_ns, simulation(program, lanes, result).run())
     if result.timeline is not None:
         result.timeline.sort()
     if check:
@@ -54,7 +55,7 @@ def components(program: Program) -> list[list[int]]:
     """Lanes grouped so that lanes of different groups share no device and no channel; in lane order."""
     groups: list[tuple[set[int], list[int]]] = []
     for index, lane in enumerate(program.lanes):
-        devices = {s.device for s in lane.streams}
+        devices = {s.device for s in lane.streams if s.duration}
         for s in lane.streams:
             for sends in s.sends:
                 if sends:

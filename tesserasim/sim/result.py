@@ -19,6 +19,14 @@ class DeadlockError(InputError):
     """A kernel waits for a transfer that can never come: names lane, device and kernel."""
 
 
+class StarvedError(InputError):
+    """A lane never gets its turn, because others of higher priority keep its devices busy."""
+
+
+#: A run is given up when a lane has this many times its goal while another has not reached its own.
+STARVED_AFTER = 100
+
+
 @dataclass(slots=True)
 class LaneResult:
     """What became of one lane's cohorts. Cohorts are numbered per lane in order of entry, from 0."""
@@ -33,13 +41,18 @@ class LaneResult:
     cohorts: list[int] = field(default_factory=list)  # the cohort number of each completion
 
     @property
+    def goal(self) -> int:
+        """Completions that the run waits for."""
+        return self.warmup + self.window
+
+    @property
     def window_start_ns(self) -> int:
         """The completion before the window (0 without warm-up)."""
         return self.completion_ns[self.warmup - 1] if self.warmup else 0
 
     @property
     def window_end_ns(self) -> int:
-        return self.completion_ns[self.warmup + self.window - 1]
+        return self.completion_ns[self.goal - 1]
 
     @property
     def steady_per_s(self) -> float:
@@ -49,11 +62,11 @@ class LaneResult:
     @property
     def end_to_end_per_s(self) -> float:
         """Requests per second from the empty machine to the end of the window, ramp-up included."""
-        return self.batch * (self.warmup + self.window) * NS_PER_S / self.window_end_ns
+        return self.batch * self.goal * NS_PER_S / self.window_end_ns
 
     def latencies_ns(self, window_only: bool = True) -> list[int]:
         """Entry to completion of each cohort, in order of completion."""
-        first, last = (self.warmup, self.warmup + self.window) if window_only else (0, len(self.cohorts))
+        first, last = (self.warmup, self.goal) if window_only else (0, len(self.cohorts))
         return [
             done - self.entry_ns[c]
             for done, c in zip(self.completion_ns[first:last], self.cohorts[first:last], strict=True)
@@ -145,6 +158,17 @@ class SimResult:
     def latencies_ns(self) -> list[int]:
         """Latency of every cohort in a window, lane by lane."""
         return [ns for lane in self.lanes for ns in lane.latencies_ns()]
+
+
+def starved(result: SimResult, lanes: list[int]) -> StarvedError:
+    """The error for a run of these lanes in which one has completed STARVED_AFTER times its goal."""
+    quick = max(lanes, key=lambda i: len(result.lanes[i].completion_ns) / result.lanes[i].goal)
+    slow = min(lanes, key=lambda i: len(result.lanes[i].completion_ns) / result.lanes[i].goal)
+    return StarvedError(
+        f"lane {result.lanes[slow].name} has {len(result.lanes[slow].completion_ns)} of "
+        f"{result.lanes[slow].goal} completions when lane {result.lanes[quick].name} has "
+        f"{len(result.lanes[quick].completion_ns)}: priorities leave it no turn on their common devices"
+    )
 
 
 def _lane_goal(program: Program, lane: LaneProgram, cohorts: int | None) -> LaneResult:

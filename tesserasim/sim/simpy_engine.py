@@ -18,7 +18,7 @@ from simpy import Environment, Event
 
 from tesserasim.sim import order
 from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
-from tesserasim.sim.result import ChannelResult, DeadlockError, DeviceResult, SimResult, Slice
+from tesserasim.sim.result import STARVED_AFTER, ChannelResult, DeadlockError, DeviceResult, SimResult, Slice, starved
 
 _NEVER = -1
 
@@ -94,10 +94,11 @@ class SimpyRun:
         self.env = Environment()
         self.done = Event(self.env)
         self.finished = False
+        self.starving = False
         self.slices = result.timeline
         urgencies = sorted({program.lanes[i].priority for i in lanes})
         self.urgency = {i: urgencies.index(program.lanes[i].priority) * order.MAX_COHORTS for i in lanes}
-        devices = sorted({s.device for i in lanes for s in program.lanes[i].streams})
+        devices = sorted({s.device for i in lanes for s in program.lanes[i].streams if s.duration})
         self.devices = {d: _Device(self.env) for d in devices}
         self.links = {k: _Link(self.env, c, k) for k, c in enumerate(program.channels) if c.src in self.devices}
         self.keys = {  # per lane and device: the tie key of each kernel's end, for cohort 0
@@ -164,9 +165,11 @@ class SimpyRun:
         completed = len(lane.completion_ns)
         if completed == lane.warmup:
             self._mark_window()
-        if completed == lane.warmup + lane.window:
+        if completed == lane.goal:
             self.lanes_open -= 1
             self.finished = not self.lanes_open
+        elif completed == lane.goal * STARVED_AFTER:
+            self.starving = True
 
     def _transfer_ended(self, event: Event) -> None:
         link: _Link = event._value
@@ -214,6 +217,8 @@ class SimpyRun:
             if not self.done.triggered:
                 self.done.succeed()
             return
+        if self.starving:
+            raise starved(self.result, self.lanes)
         if self.freed:
             self.freed.sort()
             freed, self.freed = self.freed, []
@@ -350,7 +355,7 @@ class SimpyRun:
 
     def _stuck(self) -> str:
         lanes = (self.result.lanes[i] for i in self.lanes)
-        lane = next(x for x in lanes if len(x.completion_ns) < x.warmup + x.window)
+        lane = next(x for x in lanes if len(x.completion_ns) < x.goal)
         return f"lane {lane.name}: no event is left, but only {len(lane.completion_ns)} cohorts are done"
 
 
