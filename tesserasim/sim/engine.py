@@ -1,13 +1,14 @@
 """Run a program: `run(program)` is the one door to both engines.
 
-`simpy` is the reference (simpy_engine.py); `fast` (fast_engine.py) gives exactly the same results in less time;
-`auto` takes `fast` unless a timeline or a check is wanted. Lanes that share neither a device nor a link cannot
+`simpy` is the reference (simpy_engine.py); `fast` (fast_engine.py) gives exactly the same results in less
+time; `auto` takes `fast` unless a timeline or a check is wanted. Lanes that share neither a device nor a link cannot
 influence each other: each such *component* is run apart, to its own end, by both engines.
 """
 
 from __future__ import annotations
 
 from tesserasim.errors import InputError
+from tesserasim.sim.components import components
 from tesserasim.sim.fast_engine import FastRun
 from tesserasim.sim.invariants import check_run
 from tesserasim.sim.program import Program
@@ -49,24 +50,3 @@ def run(
     if not timeline:
         result.timeline = None
     return result
-
-
-def components(program: Program) -> list[list[int]]:
-    """Lanes grouped so that lanes of different groups share no device and no channel; in lane order."""
-    groups: list[tuple[set[int], list[int]]] = []
-    for index, lane in enumerate(program.lanes):
-        devices = {s.device for s in lane.streams if s.duration}
-        for s in lane.streams:
-            for sends in s.sends:
-                if sends:
-                    devices.update(program.channels[x.channel].dst for x in sends)
-        members = [index]
-        apart = []
-        for used, lanes in groups:
-            if used & devices:
-                devices |= used
-                members = lanes + members
-            else:
-                apart.append((used, lanes))
-        groups = [*apart, (devices, sorted(members))]
-    return sorted(lanes for _, lanes in groups)

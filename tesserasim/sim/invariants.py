@@ -1,10 +1,253 @@
-"""Invariants of a run, verified from its slices alone."""
+"""Invariants of a run, verified from its slices and its program alone.
+
+Nothing here asks an engine: what must hold is worked out again from the program. The numbers are those of
+docs/semantics.md, and each has its test in tests/test_sim_invariants.py.
+"""
 
 from __future__ import annotations
 
-from tesserasim.sim.program import Program
-from tesserasim.sim.result import SimResult
+from collections import defaultdict
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from tesserasim.errors import TesserasimError
+from tesserasim.sim.components import components
+from tesserasim.sim.program import LaneProgram, Program, Send, StreamProgram
+from tesserasim.sim.result import ChannelResult, DeviceResult, SimResult, Slice
+
+_CohortKey = tuple[int, int]  # lane, number
+
+
+class InvariantError(TesserasimError):
+    """A run contradicts its program: a fault of the engine, never of the input."""
+
+
+def _need(holds: bool, number: int, what: str) -> None:
+    if not holds:
+        raise InvariantError(f"invariant {number}: {what}")
 
 
 def check_run(program: Program, result: SimResult) -> None:
-    """To come: the reference engine is here first."""
+    """Verify every invariant; the slices must be in the result. Raises InvariantError."""
+    if result.timeline is None:
+        raise ValueError("a check needs the slices of the run")
+    for lanes in components(program):
+        _Check(program, result, lanes).all()
+
+
+class _Check:
+    """One component of a run, its slices grouped in the ways the invariants need."""
+
+    def __init__(self, program: Program, result: SimResult, lanes: list[int]) -> None:
+        self.program, self.result, self.lanes = program, result, lanes
+        slices = [s for s in result.timeline or () if s.lane in lanes]
+        self.kernels: dict[tuple[int, int, int], list[Slice]] = defaultdict(list)  # lane, cohort, device
+        self.arrival: dict[tuple[int, int, int], int] = {}  # lane, cohort, token
+        self.transfers: dict[_CohortKey, list[Slice]] = defaultdict(list)
+        self.on_device: dict[int, list[Slice]] = defaultdict(list)
+        self.on_channel: dict[int, list[Slice]] = defaultdict(list)
+        for s in slices:
+            if s.kind == "kernel":
+                self.kernels[s.lane, s.cohort, s.device].append(s)
+                self.on_device[s.resource].append(s)
+            else:
+                self.arrival[s.lane, s.cohort, s.token] = s.arrival_ns
+                self.transfers[s.lane, s.cohort].append(s)
+                self.on_channel[s.resource].append(s)
+        self.streams = {(i, s.device): s for i in lanes for s in program.lanes[i].streams if s.duration}
+        self.end = max(result.lanes[i].window_end_ns for i in lanes)
+        self.slot_of = {(s.lane, s.cohort): s.slot for s in slices}  # of the cohorts that have started
+
+    def all(self) -> None:
+        self.clock()
+        self.cohorts_leave_once()
+        self.streams_in_order()
+        self.one_at_a_time()
+        self.transfers_match()
+        self.slots()
+        self.no_idle_device()
+        self.accounts()
+
+    def clock(self) -> None:
+        """1: time never goes back, nothing lies before 0, nothing starts at or after the end."""
+        for group in (*self.on_device.values(), *self.on_channel.values()):
+            for s in group:
+                _need(0 <= s.start_ns <= s.end_ns, 1, f"{s} ends before it starts")
+                _need(s.start_ns < self.end, 1, f"{s} starts after the end, {self.end}")
+        for i in self.lanes:
+            lane = self.result.lanes[i]
+            for times in (lane.entry_ns, lane.completion_ns):
+                _need(all(a <= b for a, b in pairwise(times)), 1, f"lane {lane.name}: times out of order")
+
+    def cohorts_leave_once(self) -> None:
+        """2: who entered leaves once, when its last kernel ends; at most `depth` are inside."""
+        for i in self.lanes:
+            lane = self.result.lanes[i]
+            _need(len(set(lane.cohorts)) == len(lane.cohorts), 2, f"lane {lane.name}: a cohort left twice")
+            _need(len(lane.completion_ns) >= lane.goal, 2, f"lane {lane.name}: window not reached")
+            inside = len(lane.entry_ns) - len(lane.cohorts)
+            _need(0 <= inside <= lane.depth, 2, f"lane {lane.name}: {inside} cohorts inside")
+            left = dict(zip(lane.cohorts, lane.completion_ns, strict=True))
+            for c in range(len(lane.entry_ns)):
+                ends = self._last_end(i, c)
+                due = ends is not None and ends <= self.end
+                _need(due == (c in left), 2, f"lane {lane.name}, cohort {c}: left, or should have left")
+                if c in left:
+                    _need(left[c] == ends, 2, f"lane {lane.name}, cohort {c} left at {left[c]}, not {ends}")
+
+    def _last_end(self, lane: int, cohort: int) -> int | None:
+        """End of the cohort's last kernel; None while a kernel has not started."""
+        last = 0
+        for (i, device), stream in self.streams.items():
+            if i == lane:
+                done = self.kernels.get((lane, cohort, device), [])
+                if len(done) < len(stream.duration):
+                    return None
+                last = max(last, done[-1].end_ns)
+        return last
+
+    def ready(self, s: Slice) -> int:
+        """When the kernel of a slice could start at the earliest: predecessor, delay, inputs."""
+        stream = self.streams[s.lane, s.device]
+        base = self.result.lanes[s.lane].entry_ns[s.cohort]
+        if s.index:
+            base = self.kernels[s.lane, s.cohort, s.device][s.index - 1].end_ns
+        inputs = [self.arrival.get((s.lane, s.cohort, t), self.end + 1) for t in stream.waits[s.index] or ()]
+        return max(base + stream.delay[s.index], *inputs, 0)
+
+    def streams_in_order(self) -> None:
+        """3: a stream runs in order from its first kernel, none before its inputs, each as long as it must."""
+        for (lane, _, device), done in self.kernels.items():
+            stream = self.streams[lane, device]
+            _need([s.index for s in done] == list(range(len(done))), 3, f"out of order: {done[-1]}")
+            previous = None
+            for s in done:
+                _need(s.start_ns >= self.ready(s), 3, f"{s} starts before it is ready, {self.ready(s)}")
+                length = stream.duration[s.index]
+                if previous is not None and previous.end_ns == s.start_ns:
+                    length -= stream.shave[s.index]
+                _need(s.end_ns - s.start_ns == length, 3, f"{s} should take {length}")
+                previous = s
+
+    def one_at_a_time(self) -> None:
+        """4: a device runs at most one kernel, a channel at most one transfer at full rate."""
+        for group in (*self.on_device.values(), *self.on_channel.values()):
+            for a, b in pairwise(group):
+                _need(a.end_ns <= b.start_ns, 4, f"{b} overlaps {a}")
+
+    def transfers_match(self) -> None:
+        """5: sent is what the program sends, once, in order of the producers' ends, at the rate of the link."""
+        for group in self.on_channel.values():
+            free = produced_before = 0
+            for s in group:
+                channel = self.program.channels[s.resource]
+                produced = self.kernels[s.lane, s.cohort, s.device][s.index].end_ns
+                _need(produced >= produced_before, 5, f"{s} overtakes on {channel.name}")
+                _need(s.start_ns == max(free, produced), 5, f"{s} should start at {max(free, produced)}")
+                _need(s.end_ns == s.start_ns + channel.occupation_ns(s.nbytes), 5, f"{s} is off the rate")
+                _need(s.arrival_ns == s.end_ns + channel.latency_ns, 5, f"{s} arrives at the wrong time")
+                free, produced_before = s.end_ns, produced
+        for i in self.lanes:
+            want = _sends(self.program.lanes[i])
+            for c in self.result.lanes[i].cohorts:
+                got = {s.token: (s.resource, s.nbytes) for s in self.transfers[i, c]}
+                all_sent = len(got) == len(self.transfers[i, c]) and all(
+                    (x.channel, x.nbytes) == got[x.token] for x in want if x.token in got
+                )
+                _need(all_sent, 5, f"lane {i}, cohort {c} sent something else, or twice")
+                late = [x for x in want if x.token not in got]  # it may still queue when the run ends
+                queued = all(self._queues(i, c, x) for x in late)
+                _need(not late or (queued and self._in_slot_at_end(i, c)), 5, f"lane {i}, cohort {c}: unsent")
+
+    def _queues(self, i: int, c: int, send: Send) -> bool:
+        """A transfer that has not started by the end: its channel is busy, or its producer ends only then."""
+        src = self.program.channels[send.channel].src
+        index = next(k for k, x in enumerate(self.streams[i, src].sends) if send in (x or ()))
+        busy = self.on_channel[send.channel]
+        return self.kernels[i, c, src][index].end_ns >= self.end or (bool(busy) and busy[-1].end_ns >= self.end)
+
+    def _in_slot_at_end(self, lane: int, cohort: int) -> bool:
+        """No later cohort has the slot."""
+        return all(c <= cohort for (i, c), slot in self.slot_of.items()
+                   if i == lane and slot == self.slot_of[lane, cohort])  # fmt: skip
+
+    def slots(self) -> None:
+        """6: a cohort enters its slot exactly when the former's last kernel and transfer have ended."""
+        last: dict[tuple[int, int], int] = {}
+        for i, c in sorted(self.slot_of):
+            slot = (i, self.slot_of[i, c])
+            entry = self.result.lanes[i].entry_ns[c]
+            free = 0
+            if slot in last:
+                ends = self._last_end(i, last[slot])
+                _need(ends is not None, 6, f"lane {i}, cohort {c} enters a slot in use")
+                free = max(ends or 0, *(s.end_ns for s in self.transfers[i, last[slot]]), 0)
+            _need(entry == free, 6, f"lane {i}, cohort {c} enters at {entry}, its slot is free at {free}")
+            last[slot] = c
+
+    def no_idle_device(self) -> None:
+        """7: a device is never idle while a head is ready, and takes the most urgent of those that are."""
+        for device in {d for _, d in self.streams}:
+            heads = sorted(h for i, c in self.slot_of for h in self._heads(i, c, device))
+            ready: list[tuple[tuple[int, ...], int]] = []  # urgency, index
+            at = free = 0
+            for s in self.on_device[device]:
+                due = free if ready else max(free, heads[at][0])
+                _need(s.start_ns == due, 7, f"{s}: something was ready at {due}, the device idle")
+                while at < len(heads) and heads[at][0] <= s.start_ns:
+                    heappush(ready, heads[at][1:])
+                    at += 1
+                urgency, index = heappop(ready)
+                mine = (self._urgency(s.lane, s.cohort), s.index)
+                _need(mine == (urgency, index), 7, f"{s} passed over {urgency}, kernel {index}")
+                free = s.end_ns
+            if ready or at < len(heads):
+                due = free if ready else max(free, heads[at][0])
+                _need(due >= self.end, 7, f"device {device} idle at the end though something is ready at {due}")
+
+    def _heads(self, lane: int, cohort: int, device: int) -> list[tuple[int, tuple[int, ...], int]]:
+        """When each kernel of a stream became a ready head: those that started, and the one that is next."""
+        stream: StreamProgram | None = self.streams.get((lane, device))
+        if stream is None:
+            return []
+        done = self.kernels.get((lane, cohort, device), [])
+        urgency = self._urgency(lane, cohort)
+        heads = [(self.ready(s), urgency, s.index) for s in done]
+        if len(done) < len(stream.duration):
+            head = Slice(0, 0, "kernel", device, lane, 0, cohort, device, len(done), 0)
+            heads.append((self.ready(head), urgency, head.index))
+        return heads
+
+    def _urgency(self, lane: int, cohort: int) -> tuple[int, ...]:
+        entry = self.result.lanes[lane].entry_ns[cohort]
+        return (self.program.lanes[lane].priority, entry, lane, self.slot_of[lane, cohort])
+
+    def accounts(self) -> None:
+        """8: busy + idle = span per device, and the totals are those of the slices, clipped to the end."""
+        for device in {d for _, d in self.streams}:
+            self._account(self.result.devices[device], self.on_device[device])
+            ended = sum(s.end_ns <= self.end for s in self.on_device[device])
+            _need(ended == self.result.devices[device].kernels, 8, f"device {device}: kernels miscounted")
+        for k, group in self.on_channel.items():
+            use = self.result.channels[k]
+            self._account(use, group)
+            sent = sum(s.nbytes for s in group if s.end_ns <= self.end)
+            _need(sent == use.nbytes, 8, f"channel {use.name}: {use.nbytes} bytes, slices say {sent}")
+
+    def _account(self, out: DeviceResult | ChannelResult, group: list[Slice]) -> None:
+        start = max(self.result.lanes[i].window_start_ns for i in self.lanes)
+        busy = sum(min(s.end_ns, self.end) - s.start_ns for s in group)
+        inside = sum(max(0, min(s.end_ns, self.end) - max(s.start_ns, start)) for s in group)
+        idle = sum(b.start_ns - a.end_ns for a, b in pairwise(group))
+        if group:
+            idle += group[0].start_ns + max(0, self.end - group[-1].end_ns)
+        else:
+            idle = self.end
+        _need(out.span_ns == self.end and busy + idle == self.end, 8, f"{out.name}: busy + idle != span")
+        _need(out.busy_ns == busy, 8, f"{out.name}: busy {out.busy_ns}, slices say {busy}")
+        _need(out.window_busy_ns == inside, 8, f"{out.name}: {out.window_busy_ns} in the window, not {inside}")
+        _need(out.window_ns == self.end - start, 8, f"{out.name}: window of {out.window_ns}")
+
+
+def _sends(lane: LaneProgram) -> list[Send]:
+    return [x for s in lane.streams for sends in s.sends for x in sends or ()]
