@@ -113,15 +113,21 @@ def run_local(tasks: Sequence[Task], work: Work, jobs: int) -> Iterator[Done]:
 
 
 def _choose(queue: Sequence[Task], worker: _Worker, pool: Sequence[_Worker]) -> int:
-    """Index of the next task for `worker`: its own group, else a group nobody works on, else the first."""
+    """Index of the next task for `worker`: its own group, else a group nobody works on, else one to share.
+
+    Whoever shares a group takes its tasks from the end, where the longest ones stand, and its owner goes on
+    from the front: so both keep their caches, and no long task is left for the very end.
+    """
+    own = [i for i, task in enumerate(queue) if task.group == worker.group]
+    if own:
+        return own[-1] if worker.helps else own[0]
     taken = {w.group for w in pool if w is not worker and w.task is not None}
-    fresh = None
     for i, task in enumerate(queue):
-        if task.group == worker.group:
+        if task.group not in taken:
+            worker.helps = False
             return i
-        if fresh is None and task.group not in taken:
-            fresh = i
-    return fresh or 0
+    worker.helps = True
+    return len(queue) - 1
 
 
 @dataclass(eq=False)
@@ -131,6 +137,7 @@ class _Worker:
     work: Work
     task: Task | None = None
     group: Any = None
+    helps: bool = False  # with a group that another worker began
     process: BaseProcess = field(init=False)
     pipe: Connection = field(init=False)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tesserasim.errors import InputError
 from tesserasim.metrics.uncertainty import p_win
 from tesserasim.policies import policies
 from tesserasim.sweep.spec import Experiment
@@ -95,6 +96,22 @@ def write_summary(rows: Sequence[Row], directory: Path) -> list[Path]:
     write_whole(paths[0], _csv(table, columns))
     write_whole(paths[1], _parquet(table, columns))
     return paths
+
+
+def read_summary(directory: Path) -> list[Row]:
+    """The rows of summary.parquet as tables and figures take them: intervals and lists of names restored."""
+    import pyarrow.parquet as pq
+
+    path = directory / "summary.parquet"
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; run the command 'sweep' with --out {directory} first")
+    rows: list[Row] = pq.read_table(path).to_pylist()
+    for row in rows:
+        low, high = row.pop("interval80_low", None), row.pop("interval80_high", None)
+        row["interval80"] = None if low is None else [low, high]
+        for name in ("origins", "incomplete", "extrapolated"):
+            row[name] = [word for word in (row.get(name) or "").split(";") if word]
+    return rows
 
 
 def _csv(table: Sequence[Row], columns: Sequence[str]) -> bytes:

@@ -1,0 +1,157 @@
+"""What a program calls, on tiny mixes; and that the command line's JSON says the same and fits its schemas."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from sweep_cases import write_tiny_sweep
+from test_cli import check
+
+import tesserasim
+from tesserasim import api
+from tesserasim.cli import main
+from tesserasim.cluster.parse import parse_cluster
+from tesserasim.errors import InputError
+from tesserasim.sweep.executor import Done, Task, Work, run_local
+
+PAIR = "A100-80GB-PCIe+L40S@25Gbps"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    write_tiny_sweep(directory)
+    return directory
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_compare_is_a_table_best_first(files: Path) -> None:
+    frame = tesserasim.compare(files / "tiny.toml", PAIR, batch=(1, 8), depth=(1, 2))
+    assert isinstance(frame, pd.DataFrame)
+    assert set(frame["policy"]) == {"single", "replicas-static", "replicas-lo", "pd", "af", "kernel"}
+    assert frame["throughput_per_s"].is_monotonic_decreasing
+    assert frame["p_win"].sum() == pytest.approx(1.0)
+    assert (frame["throughput_per_s"] <= frame["bound_per_s"] * (1 + 1e-9)).all()
+    assert "SYNTHETIC" in frame.attrs["verdict"]
+
+
+def test_objects_and_text_mean_the_same(files: Path) -> None:
+    options: dict[str, Any] = {"policies": ["single"], "depth": (1,), "input_tokens": 64, "output_tokens": 3}
+    mix = api.load_mix(files / "tiny.toml")
+    by_text = api.compare(str(files / "tiny.toml"), PAIR, **options)
+    assert by_text.equals(api.compare(mix, parse_cluster(PAIR), **options))
+    with pytest.raises(InputError, match="token lengths apply"):
+        api.compare(files / "pixels.toml", PAIR, **options)
+
+
+def test_a_policy_that_does_not_apply_is_an_answer(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = printed(capsys, "simulate", "--mix", files / "pixels.toml", "--cluster", PAIR, "--policy", "pd",
+                  "--batch", 1, "--json")  # fmt: skip
+    check(row, "simulate")
+    assert row["status"] == "not applicable"
+    assert row["reason"]
+    assert main(["plan", "--mix", str(files / "pixels.toml"), "--cluster", PAIR, "--policy", "pd"]) == 2
+    assert "pd does not apply" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["single", "replicas-static", "replicas-lo", "pd", "af", "kernel"])
+def test_a_plan_simulates_as_its_policy_did(
+    policy: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mutation: `_options` ignores batch and depth: the rows name other points."""
+    case = ("--mix", files / "tiny.toml", "--cluster", PAIR, "--json")
+    own = printed(capsys, "simulate", *case, "--policy", policy, "--batch", 4, "--depth", 2)
+    check(own, "simulate")
+    assert (own["batch"], own["depth"]) == (4, 2)
+    plan = printed(capsys, "plan", *case, "--policy", policy, "--batch", 4, "--depth", 2, "--out", tmp_path / "p.json")
+    check(plan, "plan")
+    sites = {u: {s for t in ts for s in t.sites} for u, ts in api.load_mix(files / "tiny.toml").traces.items()}
+    assert {u: set(a) for u, a in plan["assignment"].items()} == sites
+    again = printed(capsys, "simulate", *case, "--plan", tmp_path / "p.json", "--check")
+    check(again, "simulate")
+    assert again["throughput_per_s"] == pytest.approx(own["throughput_per_s"], rel=1e-12)
+
+
+def test_pick_is_the_fastest(files: Path) -> None:
+    best = api.plan(files / "tiny.toml", PAIR, depth=2)
+    frame = api.compare(files / "tiny.toml", PAIR, depth=(2,))
+    assert frame.iloc[0]["policy"] == best.policy
+
+
+def test_the_function_plan_is_not_hidden_by_the_module() -> None:
+    """Mutation: the last line of api.py removed: `tesserasim.plan` is the module of that name."""
+    code = "import tesserasim as t; t.compare; import tesserasim.evaluate; print(callable(t.plan), callable(t.plan))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "True"]
+
+
+def test_sweep_prints_rows_and_keeps_files(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    document = printed(capsys, "sweep", files / "tiny-sweep.toml", "--quick", "--out", out, "--jobs", 1, "--json")
+    check(document, "sweep")
+    assert (document["computed"], document["reused"], document["failed"]) == (24, 0, 0)
+    results = sorted((out / "experiments").glob("*.json"))
+    assert len(results) == 24
+    for path in results:
+        result = json.loads(path.read_text())
+        check(result, "experiment")
+        if result["result"]["row"]["status"] == "ok":
+            assert len(result["result"]["draws"]) >= 200
+    table, lines = pd.read_parquet(out / "summary.parquet"), pd.read_csv(out / "summary.csv")
+    assert len(table) == len(lines) == len(document["rows"]) == 24
+    assert list(table.columns) == list(lines.columns)
+    for case, rows in table[table["status"] == "ok"].groupby(["mix", "cluster", "link", "table"]):
+        assert rows["p_win"].sum() == pytest.approx(1.0), case
+    assert len(document["verdicts"]) == 2
+    assert all("SYNTHETIC" in line for line in document["verdicts"])
+
+
+def test_a_failed_experiment_leaves_the_others(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation: `_collect` stores a failed experiment like a finished one: the second run keeps it."""
+
+    def all_but_one(tasks: Sequence[Task], work: Work, jobs: int) -> Iterator[Done]:
+        broken = next(t for t in tasks if t.payload.experiment.policy == "kernel")
+        yield Done(broken.key, error="worker process died 2 times (signal SIGKILL)")
+        yield from run_local([t for t in tasks if t is not broken], work, jobs)
+
+    command = ("sweep", files / "tiny-sweep.toml", "--quick", "--out", tmp_path, "--jobs", 1, "--json")
+    monkeypatch.setattr("tesserasim.sweep.run.executor", lambda name: all_but_one)
+    document = printed(capsys, *command, code=1)
+    check(document, "sweep")
+    assert (document["computed"], document["failed"]) == (23, 1)
+    assert "SIGKILL" in document["failures"][0]["error"]
+    failed = [row for row in document["rows"] if row["status"] == "failed"]
+    assert [row["policy"] for row in failed] == ["kernel"]
+    assert "failed: worker process died" in (tmp_path / "verdicts.txt").read_text()
+    monkeypatch.undo()
+    document = printed(capsys, *command)
+    assert (document["computed"], document["reused"], document["failed"]) == (1, 23, 0)
+
+
+def test_what_lies_beyond_the_captured_range_is_said(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = ("simulate", "--mix", files / "tiny.toml", "--cluster", "L40S", "--policy", "single", "--json")
+    far = ("--input-tokens", 900, "--batch", 1, "--depth", 1)
+    refused = printed(capsys, *case, *far)
+    assert refused["status"] == "not applicable"
+    assert refused["reason"]
+    allowed = printed(capsys, *case, *far, "--allow-extrapolation")
+    assert allowed["status"] == "ok"
+    assert allowed["extrapolated"]
