@@ -58,7 +58,7 @@ def pool(workload: Workload, time_ns: FloatArray) -> FloatArray:
     return np.stack([c / n for c, n in zip(columns, counts, strict=True)], axis=1)
 
 
-def fractional_ns(time_ns: FloatArray, fixed_ns: float | None = None, depth: int = 1) -> float:
+def fractional_ns(time_ns: FloatArray, fixed_ns: float | None = None, depth: float = 1.0) -> float:
     """Minimum of the linear program above for times [site, device].
 
     With `fixed_ns` (gaps and launch costs of a cohort) also `(sum of placed times + fixed_ns) / depth <= T`,

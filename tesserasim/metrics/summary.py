@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tesserasim.cluster.model import Cluster
+from tesserasim.metrics.predict import NS
 from tesserasim.plan import Plan
 from tesserasim.sim.result import SimResult
 from tesserasim.trace.mix import Mix
@@ -31,7 +32,7 @@ class LaneOutcome:
     batch: int
     depth: int
     steady_per_s: float
-    end_to_end_per_s: float
+    end_to_end_per_s: float  # all completions of the run over its length, ramp-up included
     latencies_ns: tuple[int, ...]  # cohorts of the window
     window: int  # completions in the window
 
@@ -51,10 +52,11 @@ class Outcome:
 def outcome(result: SimResult, devices: Sequence[str]) -> Outcome:
     """The outcome of a simulated component; `devices` are its device ids, in the component's order."""
     used = {d.name: d.utilisation for d in result.devices}
+    end = max(d.span_ns for d in result.devices)  # the component runs until its last lane has its window
     lanes = tuple(
         LaneOutcome(
-            lane.name, lane.batch, lane.depth, lane.steady_per_s, lane.end_to_end_per_s,
-            tuple(lane.latencies_ns()), lane.window,
+            lane.name, lane.batch, lane.depth, lane.steady_per_s,
+            lane.batch * sum(t <= end for t in lane.completion_ns) * NS / end, tuple(lane.latencies_ns()), lane.window,
         )
         for lane in result.lanes
     )  # fmt: skip

@@ -24,7 +24,7 @@ from importlib import resources
 
 import numpy as np
 
-from tesserasim.metrics.predict import EQUAL, NS, ClosedForm, IntArray, LaneLoad, share_machines
+from tesserasim.metrics.predict import EQUAL, NS, ClosedForm, IntArray, LaneLoad, lane_load, share_machines
 from tesserasim.plan import Plan
 from tesserasim.workload import FloatArray
 
@@ -90,7 +90,7 @@ def lane_draws(lane: PricedLane, seed: int, draws: int = DRAWS) -> list[LaneLoad
     latency = loads.sum(axis=1) + (nominal.latency_ns - float(nominal.loads_ns.sum()))
     links = np.broadcast_to(nominal.link_ns.ravel(), (draws, form.n_devices**2))
     use = np.concatenate([loads, links], axis=1) / form.batch
-    cap = form.batch * lane.depth * NS / latency
+    cap = form.batch * nominal.divisor * NS / latency
     return [LaneLoad(use[k], float(cap[k]), lane.share, lane.priority) for k in range(draws)]
 
 
@@ -99,19 +99,14 @@ def plan_draws(
 ) -> FloatArray:
     """[draw] throughput of a plan: its simulated value under perturbed times and the simulator's error."""
     per_lane = [lane_draws(lane, seed, draws) for lane in lanes]
-    nominal = sum(share_machines([_nominal(lane) for lane in lanes], dispatch))
+    loads = [lane_load(lane.form.predict(lane.x, lane.depth), lane.share, lane.priority) for lane in lanes]
+    nominal = sum(share_machines(loads, dispatch))
     values = np.array([sum(share_machines([c[k] for c in per_lane], dispatch)) for k in range(draws)]) / nominal
     kind = plan_class(plan)
     own = float(simulator_error()[kind]["sigma"]) * normals(seed, f"simulator|{kind}", draws)
     residual = max((lane.form.workload.residual_share for lane in lanes), default=0.0)
     found: FloatArray = simulated_per_s * values * np.exp(own + residual * normals(seed, "residual", draws))
     return found
-
-
-def _nominal(lane: PricedLane) -> LaneLoad:
-    p = lane.form.predict(lane.x, lane.depth)
-    use = np.concatenate([p.loads_ns, p.link_ns.ravel()]) / p.batch
-    return LaneLoad(use, p.batch * lane.depth * NS / p.latency_ns, lane.share, lane.priority)
 
 
 def interval80(values: FloatArray | Sequence[float]) -> tuple[float, float]:

@@ -4,14 +4,15 @@
     sum_d x[b, d] = 1                                     every block runs once        (x binary)
     sum_b t[b, d] x[b, d] <= T                            device loads
     sum_f time(f, s, d) y[f, s, d] <= T                   link direction loads
-    (sum t x + fixed + sum wait(f, s, d) y) / depth <= T  a cohort's latency over the cohorts in flight
+    sum t x + fixed + sum wait(f, s, d) y <= depth * T    a cohort's latency over the (effective) depth
     sum_s y[f, s, d] >= x[reader, d] - x[writer, d]       a value crosses once per other device that reads it
     y[f, s, d] <= x[writer, s]                            ... from where it was written (3 or more devices)
     z[r, d] >= x[b, d],  sum_r bytes(r) z[r, d] <= room   memory by what is placed there
 
 A *block* is a set of sites that share a device: a group, or sites tied by a flow so big that splitting
 it costs more than the best plan known (`contract`, exact: no better plan splits it). Launch cost counts once
-per unit here and once per unit and device in the closed form, so the program's bound stays a bound.
+per unit here and once per unit and device in the closed form, so the program's bound stays a bound. Placements
+that keep units whole wait less than the program assumes; they are listed (seeds), not searched.
 
 Solvers stop by gap and node count, never by seconds: the same input gives the same plan everywhere.
 """
@@ -44,11 +45,11 @@ class Solution:
     nodes: int = 0
 
 
-def contract(form: ClosedForm, depth: int, best_ns: float) -> IntArray:
+def contract(form: ClosedForm, depth: float, best_ns: float) -> IntArray:
     """[site] -> block, merging what no plan better than `best_ns` can split.
 
     A flow whose transfer alone occupies its link for `best_ns`, or alone lifts the least possible latency
-    over depth * best_ns, ties its writer and readers. Groups are always merged. Labels are 0, 1, ... in
+    over `depth` (effective) * best_ns, ties its writer and readers. Groups are always merged. Labels are 0, 1, ... in
     program order.
     """
     parent = list(range(form.n_sites))
@@ -192,13 +193,15 @@ class Program:
         cols: list[IntArray] = [np.arange(self.n_blocks * d, dtype=np.int64)]
         vals = [self.time.ravel()]
         for p, (s, t) in enumerate(self.pairs):
+            if not self.form.linked[s, t]:
+                continue
             per_byte = 1.0 / self.form.rate[s, t] / self.scale
             if len(self.flow_writer):
                 rows.one([self._y(p), end], [self.flow_bytes * per_byte, minus], -np.inf, 0.0)
                 cols.append(self._y(p))
                 vals.append(self.wait_bytes * per_byte + self.wait_count * self.form.latency[s, t] / self.scale)
         fixed = fixed_ns(self.form) / self.scale
-        rows.one([*cols, end], [*vals, np.array([-float(self.depth)])], -np.inf, -fixed)
+        rows.one([*cols, end], [*vals, np.array([-self.form.effective_depth(self.depth)])], -np.inf, -fixed)
         if self.limit is not None:
             rows.one(cols, vals, -np.inf, self.limit / self.scale - fixed)
 
@@ -230,6 +233,9 @@ class Program:
         """Variables in [0, 1], T >= 0; of equal devices the first takes the heaviest block (symmetry)."""
         upper = np.ones(self.t + 1)
         upper[-1] = np.inf
+        for p, (s, t) in enumerate(self.pairs):
+            if not self.form.linked[s, t]:
+                upper[self._y(p)] = 0.0
         heaviest = int(np.argmax(self.time.sum(axis=1)))
         for k in range(1, self.form.n_devices):
             if any(self._alike(j, k) for j in range(k)):

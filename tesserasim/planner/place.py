@@ -9,7 +9,7 @@ import numpy as np
 from tesserasim.errors import DoesNotFitError
 from tesserasim.metrics.bound import fractional_ns, pool
 from tesserasim.metrics.memory import PlacedLane, max_sequences, overflow, why_not
-from tesserasim.metrics.predict import ClosedForm, IntArray, Prediction
+from tesserasim.metrics.predict import NS, ClosedForm, IntArray, Prediction
 from tesserasim.planner.milp import Program, contract, fixed_ns
 from tesserasim.planner.seeds import seeds
 
@@ -35,30 +35,60 @@ class Placement:
         return max(0.0, 1.0 - self.bound_ns / self.prediction.period_ns)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Start:
-    """The best seed at one (batch, depth) and the bound of the relaxation: cheap, and often enough."""
+    """One (batch, depth) with its best seed and a bound: cheap, and often enough.
+
+    The bound starts as the ideal (free communication, unlimited memory; milliseconds) and is sharpened by the
+    program's relaxation only when `tighten` is called (tens of milliseconds).
+    """
 
     form: ClosedForm
     depth: int
-    seed: Placement | None  # None if no seed fits; the solver may still find a plan
+    latency_limit_ns: float | None
+    max_seqs: int | None
+    best: tuple[Prediction, IntArray, str] | None  # seed; None if none fits (the solver may still find a plan)
     bound_ns: float  # inf: nothing fits
-    program: Program
-    max_seqs: int | None = None
+    program: Program | None = None
+
+    @property
+    def seed(self) -> Placement | None:
+        if self.best is None:
+            return None
+        p, x, name = self.best
+        bound = min(self.bound_ns, p.period_ns)
+        return Placement(x, p, bound, _status(p, bound), name)
+
+    @property
+    def ceiling_per_s(self) -> float:
+        """No placement at this point is expected to give more requests per second."""
+        return self.form.batch * NS / self.bound_ns
+
+    def tighten(self) -> Program:
+        """Build the program, shrunk by what the seed proves, and take the bound of its relaxation."""
+        if self.program is None:
+            period = self.best[0].period_ns if self.best else np.inf
+            blocks = contract(self.form, self.form.effective_depth(self.depth), period)
+            self.program = Program(self.form, self.depth, blocks, self.bound_ns, self.latency_limit_ns)
+            # What the program does not cover is no better than the seed: plans that contraction rules out,
+            # and plans that keep units whole, all of which are seeds. Hence the min.
+            self.bound_ns = min(period, max(self.bound_ns, self.program.relax().bound_ns))
+        return self.program
 
 
-def ideal_ns(form: ClosedForm, depth: int) -> float:
-    """Least period at this depth with free communication and unlimited memory."""
-    return fractional_ns(pool(form.workload, form.workload.time_ns), fixed_ns(form), depth)
+def ideal_ns(form: ClosedForm, depth: int, divisor: float | None = None) -> float:
+    """Least period at this depth with free communication and unlimited memory.
+
+    By default no cohort waits for another; `divisor` states the waiting (ClosedForm.effective_depth).
+    """
+    divisor = float(depth) if divisor is None else divisor
+    return fractional_ns(pool(form.workload, form.workload.time_ns), fixed_ns(form), divisor)
 
 
 def start(
     form: ClosedForm, depth: int, latency_limit_ns: float | None = None, max_seqs: int | None = None
 ) -> Start:
-    """Price the seeds, shrink the program by what they prove, and solve its relaxation.
-
-    Only plans with at most `max_seqs` sequences in flight per GPU they use are considered.
-    """
+    """Price the seeds. Only plans with at most `max_seqs` sequences in flight per GPU they use are considered."""
     best: tuple[Prediction, IntArray, str] | None = None
     for name, x in seeds(form):
         p = form.predict(x, depth)
@@ -67,13 +97,7 @@ def start(
             continue
         if overflow([PlacedLane(form.workload, x, depth)]) is None:
             best = (p, x, name)
-    period = best[0].period_ns if best else np.inf
-    least = ideal_ns(form, depth)
-    program = Program(form, depth, contract(form, depth, period), least, latency_limit_ns)
-    # Contraction rules out only plans that are no better than the seed, hence the min.
-    bound = min(period, max(least, program.relax().bound_ns))
-    seed = None if best is None else Placement(best[1], best[0], bound, _status(best[0], bound), best[2])
-    return Start(form, depth, seed, bound, program, max_seqs)
+    return Start(form, depth, latency_limit_ns, max_seqs, best, ideal_ns(form, depth))
 
 
 def crowded(form: ClosedForm, x: IntArray, depth: int, max_seqs: int | None) -> bool:
@@ -82,36 +106,37 @@ def crowded(form: ClosedForm, x: IntArray, depth: int, max_seqs: int | None) -> 
 
 
 def finish(begun: Start, gap: float = GAP, nodes: int = NODES) -> Placement:
-    """Run the solver unless the seed is already within `gap` of the bound.
+    """Tighten the bound, and run the solver unless the seed is already within `gap` of it.
 
     The result is never worse than the seed. Raises DoesNotFitError, with the reason, if no plan exists or
     none was found within the node limit.
     """
+    program = begun.tighten()
     seed = begun.seed
     if seed is not None and seed.gap <= max(gap, PROVEN):
         return seed
-    found = begun.program.solve(gap, nodes)
+    if not np.isfinite(begun.bound_ns):
+        raise DoesNotFitError(_reason(begun, True))
+    found = program.solve(gap, nodes)
     form, depth = begun.form, begun.depth
     period = seed.prediction.period_ns if seed else np.inf
-    bound = min(period, max(begun.bound_ns, found.bound_ns))
+    begun.bound_ns = min(period, max(begun.bound_ns, found.bound_ns))
     fits = found.x is not None and overflow([PlacedLane(form.workload, found.x, depth)]) is None
     if fits and found.x is not None and not crowded(form, found.x, depth, begun.max_seqs):
         p = form.predict(found.x, depth)
         if p.period_ns < period:
-            return Placement(found.x, p, min(bound, p.period_ns), _status(p, bound), "solver")
-    if seed is None:
+            bound = min(begun.bound_ns, p.period_ns)
+            return Placement(found.x, p, bound, _status(p, bound), "solver")
+    if begun.seed is None:
         raise DoesNotFitError(_reason(begun, found.infeasible))
-    return Placement(seed.x, seed.prediction, bound, _status(seed.prediction, bound), seed.origin)
+    return begun.seed
 
 
 def place(
     form: ClosedForm, depth: int, gap: float = GAP, nodes: int = NODES, latency_limit_ns: float | None = None
 ) -> Placement:
     """The best placement of one workload at one depth. Raises DoesNotFitError if there is none."""
-    begun = start(form, depth, latency_limit_ns)
-    if not np.isfinite(begun.bound_ns):
-        raise DoesNotFitError(_reason(begun, True))
-    return finish(begun, gap, nodes)
+    return finish(start(form, depth, latency_limit_ns), gap, nodes)
 
 
 def _status(p: Prediction, bound_ns: float) -> str:

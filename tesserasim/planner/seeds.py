@@ -1,7 +1,8 @@
 """Placements that anyone would try first: the planner starts from them and is never worse than the best.
 
-single (all on one device), pd (prefill here, decode there), af (attention here, the rest there) and
-layer-contiguous splits (the first layers here, the rest there). Every seed respects the groups.
+single (all on one device), whole units (prefill here, decode there, and every other way), af (attention here,
+the rest there) and layer-contiguous splits (the first layers here, the rest there). Every seed respects the
+groups.
 """
 
 from __future__ import annotations
@@ -86,10 +87,11 @@ def seeds(form: ClosedForm) -> list[tuple[str, IntArray]]:
     found: list[tuple[str, IntArray]] = [
         (f"single on {w.devices[d]}", np.full(form.n_sites, d, dtype=np.int64)) for d in range(n)
     ]
+    found += [("whole units", x) for x in form.whole_units() if len(set(x.tolist())) > 1]
     for a, b in permutations(range(n), 2):
-        for name, x in (("pd", pd_vector(w, a, b)), ("af", af_vector(w, a, b))):
-            if x is not None:
-                found.append((f"{name} {w.devices[a]}, {w.devices[b]}", x))
+        x = af_vector(w, a, b)
+        if x is not None:
+            found.append((f"af {w.devices[a]}, {w.devices[b]}", x))
         found += [(f"layers {w.devices[a]}, {w.devices[b]}", x) for x in contiguous(form, (a, b))]
     if n > 2:
         found += [("layers over all", x) for x in contiguous(form, tuple(range(n)))]

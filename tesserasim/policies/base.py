@@ -157,7 +157,7 @@ class Context:
         for r in runs:
             p = self.form(r.batch).predict(r.x, r.depth)
             latest = max(latest, p.latency_ns)
-            loads.append(lane_load(p, self._lane(r)))
+            loads.append(lane_load(p, r.share, r.priority))
         rates = tuple(share_machines(loads, dispatch))
         blocked, detail = self._blocked(runs, latest)
         return Scored(tuple(runs), rates, blocked, detail, extra)
@@ -234,6 +234,17 @@ class Context:
             memory_bytes={d.id: int(m) for d, m in zip(self.cluster.devices, memory, strict=True)},
             trace_hashes=self.trace_hashes, cluster_hash=cluster_hash(self.cluster), **fields,
         )  # fmt: skip
+
+
+def hedge(plans: Sequence[Plan], kind: Callable[[Plan], bool]) -> list[Plan]:
+    """Best predicted first, then the best of the other `kind`, then the rest.
+
+    Only the first two are simulated. Where the closed form is less sure of one kind (many cuts, lanes that
+    compete), this puts the other kind beside it rather than a near copy of the first.
+    """
+    first = kind(plans[0])
+    other = next((p for p in plans if kind(p) != first), None)
+    return list(plans) if other is None else [plans[0], other, *(p for p in plans[1:] if p is not other)]
 
 
 class Policy(ABC):

@@ -12,8 +12,8 @@ from tesserasim.errors import DoesNotFitError
 from tesserasim.metrics.memory import could_fit, max_sequences
 from tesserasim.metrics.predict import NS
 from tesserasim.plan import Plan
-from tesserasim.planner.place import GAP, NODES, Placement, Start, finish, ideal_ns, start
-from tesserasim.policies.base import Context, NotApplicable, Policy, Run, Scored, register
+from tesserasim.planner.place import GAP, NODES, PROVEN, Placement, Start, finish, ideal_ns, start
+from tesserasim.policies.base import KEEP, Context, NotApplicable, Policy, Run, Scored, hedge, register
 
 #: A point is solved if its bound beats the best plan by more than this (the solver's own gap).
 WORTH = GAP
@@ -34,9 +34,12 @@ class KernelPlacement(Policy):
         if not starts:
             return ctx.plans(self, blocked)
         found = self._search(starts)
+        ceiling = max(s.ceiling_per_s for s in starts)
+        limits = [b for b in blocked if b.per_s > ceiling]
         scored = [self._scored(ctx, s, p) for s, p in found]
-        ceiling = max(s.form.batch * NS / s.bound_ns for s in starts)
-        return ctx.plans(self, [*scored, *(b for b in blocked if b.per_s > ceiling)])
+        plans = ctx.plans(self, [*scored, *limits], keep=len(scored))
+        # Many cuts (the solver's) against few (a seed).
+        return plans if isinstance(plans, NotApplicable) else hedge(plans, by_solver)[:KEEP]
 
     def _starts(self, ctx: Context) -> tuple[list[Start], list[Scored]]:
         """Grid points with a bound, and those that no placement can run (kept to say what limits)."""
@@ -47,10 +50,8 @@ class KernelPlacement(Policy):
             form = ctx.form(batch)
             fits = could_fit(form.workload, depth)
             if fits and batch * depth <= max_sequences(ctx.n_gpus, ctx.limits.max_seqs):
-                begun = start(form, depth, limit, ctx.limits.max_seqs)
-                if np.isfinite(begun.bound_ns):
-                    starts.append(begun)
-                    continue
+                starts.append(start(form, depth, limit, ctx.limits.max_seqs))
+                continue
             word = "max_seqs" if fits else "memory of all GPUs together"
             detail = f"batch {batch}, depth {depth}: {'too many sequences in flight' if fits else 'does not fit'}"
             run = Run("kernel", batch, depth, np.zeros(form.n_sites, dtype=np.int64))
@@ -60,29 +61,35 @@ class KernelPlacement(Policy):
 
     def _search(self, starts: list[Start]) -> list[tuple[Start, Placement]]:
         """Best bound first; stop where no bound is better than the best plan by more than the gap."""
-        best = max((s.form.batch / s.seed.prediction.period_ns for s in starts if s.seed), default=0.0)
-        order = sorted(starts, key=lambda s: (-s.form.batch / s.bound_ns, s.form.batch * s.depth))
-        found: list[tuple[Start, Placement]] = []
+        best = max((s.seed.prediction.per_s for s in starts if s.seed), default=0.0)
+        found = [(s, s.seed) for s in starts if s.seed]
         solved = 0
-        for begun in order:
-            ceiling = begun.form.batch / begun.bound_ns
-            if solved < self.solves and ceiling > best * (1 + WORTH):
-                solved += 1
-                try:
-                    placement = finish(begun, self.gap, self.nodes)
-                except DoesNotFitError:
-                    continue
-                best = max(best, begun.form.batch / placement.prediction.period_ns)
+        for begun in sorted(starts, key=lambda s: (-s.ceiling_per_s, s.form.batch * s.depth)):
+            if solved == self.solves or begun.ceiling_per_s <= best * (1 + WORTH):
+                continue
+            begun.tighten()
+            if begun.ceiling_per_s <= best * (1 + WORTH):
+                continue
+            solved += 1
+            try:
+                placement = finish(begun, self.gap, self.nodes)
+            except DoesNotFitError:
+                continue
+            if placement.origin == "solver":
                 found.append((begun, placement))
-            elif begun.seed is not None:
-                found.append((begun, begun.seed))
+            best = max(best, placement.prediction.per_s)
         return found
 
     def _scored(self, ctx: Context, begun: Start, p: Placement) -> Scored:
         batch = begun.form.batch
-        note = f"planner: {p.origin}"
+        bound_ns = min(begun.bound_ns, p.prediction.period_ns)
+        gap = 1.0 - bound_ns / p.prediction.period_ns
         return ctx.score(
-            [Run("kernel", batch, begun.depth, p.x)], status=p.status, bound_us=p.bound_ns / batch / 1e3,
-            gap=p.gap, notes=(note,),
+            [Run("kernel", batch, begun.depth, p.x)], status="optimal" if gap <= PROVEN else "feasible",
+            bound_us=bound_ns / batch / 1e3, gap=gap, notes=(f"planner: {p.origin}",),
         )  # fmt: skip
 
+
+def by_solver(plan: Plan) -> bool:
+    """The plan is the solver's, not a seed."""
+    return "planner: solver" in plan.notes

@@ -16,7 +16,7 @@ import numpy as np
 
 from tesserasim.plan import Plan
 from tesserasim.planner.seeds import pd_vector
-from tesserasim.policies.base import Context, NotApplicable, Policy, Run, Scored, register
+from tesserasim.policies.base import KEEP, Context, NotApplicable, Policy, Run, Scored, hedge, register
 
 #: Splits (best predicted first) to which overflow lanes are added.
 BASES = 6
@@ -42,7 +42,9 @@ class PrefillDecode(Policy):
         exact = [s for s in splits if want is None or s.in_flight == want]
         usable = sorted((s for s in splits if not s.blocked), key=lambda s: -s.per_s)[:BASES]
         extended = [o for s in usable for o in overflows(ctx, s)]
-        return ctx.plans(self, [*(exact or splits), *(o for o in extended if want is None or o.in_flight == want)])
+        scored = [*(exact or splits), *(o for o in extended if want is None or o.in_flight == want)]
+        plans = ctx.plans(self, scored, keep=len(scored))
+        return plans if isinstance(plans, NotApplicable) else hedge(plans, has_overflow)[:KEEP]
 
     def _points(self, ctx: Context, n_gpus: int) -> list[tuple[int, int]]:
         """All grid points below `in_flight`: what is left over goes to the overflow lane."""
@@ -95,3 +97,7 @@ def overflows(ctx: Context, split: Scored) -> list[Scored]:
             notes = (*split.extra.get("notes", ()), f"overflow {share:.1%} on {ctx.cluster.devices[device].id}")
             found.append(replace(scored, extra={"notes": notes}))
     return found
+
+
+def has_overflow(plan: Plan) -> bool:
+    return any(lane.name == "overflow" for lane in plan.lanes)

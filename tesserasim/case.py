@@ -1,0 +1,227 @@
+"""One case: a mix on a cluster under a cost model and limits, with everything that its results share.
+
+A `Case` builds workloads, turns a policy into its best plan (candidates ranked by the closed form, the best two
+simulated), and holds every run to the bound. What is worth keeping lies in a `cache`: any mutable mapping, plain
+data except under keys that begin with "workload", "bound" or "honest". Runs are kept by content, component by
+component, so a replica on one GPU, `single` on it and the comparison at equal budget are one run, whatever
+the link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import MutableMapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tesserasim.cluster.model import Cluster
+from tesserasim.costs.base import CostModel
+from tesserasim.lower import lower
+from tesserasim.metrics.bound import Bound, bound, mixed_bound_per_s
+from tesserasim.metrics.summary import LaneOutcome, Outcome, Summary, outcome, summarise
+from tesserasim.metrics.uncertainty import PricedLane, plan_draws
+from tesserasim.plan import Lane, Plan
+from tesserasim.policies.base import Context, Limits, NotApplicable, Policy
+from tesserasim.sim.engine import run
+from tesserasim.trace.mix import Mix
+from tesserasim.trace.model import Trace
+from tesserasim.workload import FloatArray, Workload, build_workload
+
+Cache = MutableMapping[Any, Any]
+#: Candidates simulated per policy: predictions rank, the engine decides.
+SIMULATED = 2
+#: A second plan that is predicted slower, by more than this, than the first has run is not simulated.
+HOPE = 0.05
+#: Relative slack of the invariant "throughput <= bound".
+SLACK = 1e-9
+#: objective_us is microseconds per request: 1e6 / us = requests per second.
+US_PER_S = 1e6
+
+
+class BoundViolatedError(AssertionError):
+    """A run was faster than the bound: a fault of the simulator, never of the input."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A plan with its run."""
+
+    plan: Plan
+    summary: Summary
+    engine: str
+    dispatch: str
+
+
+class Case:
+    """One (mix, cluster, costs, limits): builds workloads, runs plans, and keeps what policies share."""
+
+    def __init__(
+        self, mix: Mix, cluster: Cluster, costs: CostModel, limits: Limits | None = None, engine: str = "auto",
+        seed: int = 0, cache: Cache | None = None, allow_extrapolation: bool = False, check: bool = False,
+    ) -> None:  # fmt: skip
+        self.mix, self.cluster, self.costs, self.engine, self.seed = mix, cluster, costs, engine, seed
+        self.limits = limits or Limits()
+        self.cache: Cache = {} if cache is None else cache
+        self.allow, self.check = allow_extrapolation, check
+        self.traces = tuple(trace_hash(t) for unit in mix.units for t in mix.traces[unit])
+        #: what every result here depends on, machines aside
+        self.base = digest(mix_facts(mix), self.traces, costs.name, costs.version, allow_extrapolation)
+        self.context = self.context_for(self.limits)
+
+    def context_for(self, limits: Limits) -> Context:
+        return Context(self.mix, self.cluster, self.workload, limits, self.traces)
+
+    def workload(self, batch: int) -> Workload:
+        """The workload at a batch; kept per set of GPUs, since links do not change it."""
+        gpus = tuple((d.id, repr(d.gpu)) for d in self.cluster.devices)
+        key = ("workload", self.base, gpus, batch)
+        if key not in self.cache:
+            self.cache[key] = build_workload(self.mix, self.cluster, self.costs, batch, self.allow)
+        kept: Workload = self.cache[key]
+        return kept if kept.cluster is self.cluster else replace(kept, mix=self.mix, cluster=self.cluster)
+
+    def best(self, policy: Policy, limits: Limits | None = None) -> Ran | NotApplicable:
+        """The policy's best plan: of its candidates the two best predicted are simulated."""
+        ctx = self.context if limits is None else self.context_for(limits)
+        found = policy.candidates(ctx)
+        if isinstance(found, NotApplicable):
+            return found
+        best: Ran | None = None
+        for plan in found[:SIMULATED]:
+            predicted = US_PER_S / plan.objective_us if plan.objective_us else 0.0
+            if best is not None and predicted * (1 + HOPE) <= best.summary.steady_per_s:
+                continue
+            ran = self.run(plan, policy.dispatch)
+            if best is None or ran.summary.steady_per_s > best.summary.steady_per_s:
+                best = ran
+        assert best is not None  # candidates() returns at least one plan
+        return best
+
+    def run(self, plan: Plan, dispatch: str) -> Ran:
+        """Simulate a plan, component by component."""
+        parts = [self._component(plan, lanes) for lanes in lane_components(plan)]
+        summary = summarise(plan, self.cluster, parts, dispatch)
+        engines = sorted({part.engine for _, part in parts})
+        ran = Ran(plan, summary, "+".join(engines), dispatch)
+        return self._held_to_bound(ran)
+
+    def _component(self, plan: Plan, lanes: Sequence[Lane]) -> tuple[tuple[str, ...], Outcome]:
+        devices = tuple(d.id for d in self.cluster.devices if any(d.id in lane.devices for lane in lanes))
+        names = [f"lane{i}" for i in range(len(lanes))]
+        key = ("run", self.base, self.engine, *self._component_facts(lanes, devices))
+        if key not in self.cache or self.check:
+            part = replace(plan, lanes=tuple(replace(x, name=n) for x, n in zip(lanes, names, strict=True)))
+            program = lower(self.mix, part, self.cluster, self.costs, allow_extrapolation=self.allow)
+            self.cache[key] = outcome(run(program, engine=self.engine, check=self.check), devices).to_dict()
+        kept = self.cache[key]
+        own = tuple(
+            LaneOutcome(**{**data, "name": lane.name}) for data, lane in zip(kept["lanes"], lanes, strict=True)
+        )
+        return devices, Outcome(own, tuple(kept["utilisation"]), kept["engine"])
+
+    def _component_facts(self, lanes: Sequence[Lane], devices: tuple[str, ...]) -> tuple[str, ...]:
+        """What a component's run depends on, with devices by position, so that equal machines share a run."""
+        place = {d: i for i, d in enumerate(devices)}
+        content = [
+            [x.batch, x.depth, x.priority, {u: {s: place[d] for s, d in a.items()} for u, a in x.assignment.items()}]
+            for x in lanes
+        ]
+        links = [
+            [i, j, asdict(link), self.cluster.nic_gbps.get(a), self.cluster.nic_gbps.get(b)]
+            for i, a in enumerate(devices) for j, b in enumerate(devices)
+            if i < j and (link := self.cluster.link(a, b)) is not None
+        ]  # fmt: skip
+        gpus = [repr(self.cluster.device(d).gpu) for d in devices]
+        return (digest(content), digest(gpus, links))
+
+    def bound(self) -> Bound | None:
+        """The bound over the grid's batches, kept per set of GPUs."""
+        gpus = [repr(d.gpu) for d in self.cluster.devices]
+        key = ("bound", self.base, digest(gpus, self.limits.batches, self.limits.max_seqs))
+        if key not in self.cache:
+            loads = [self.workload(b) for b in self.limits.batches if self.context.reachable(b)]
+            self.cache[key] = bound(loads, self.limits.max_seqs)
+        found: Bound | None = self.cache[key]
+        return found
+
+    def bound_for(self, plan: Plan) -> tuple[float, int]:
+        """(requests per second, batch): the case's bound, raised if the plan uses batches outside the grid."""
+        grid = self.bound()
+        per_s, batch = (grid.per_s, grid.batch) if grid else (0.0, 0)
+        used = sorted({lane.batch for lane in plan.lanes})
+        if len(used) > 1 or used[0] not in self.limits.batches or not grid:
+            own = mixed_bound_per_s([self.workload(b) for b in used])
+            if own > per_s:
+                return own, used[-1]
+        return per_s, batch
+
+    def _held_to_bound(self, ran: Ran) -> Ran:
+        """Check the invariant "throughput <= bound", and cap what only the window's edges put above it.
+
+        End-to-end figures cannot exceed the bound. A window may count up to d cohorts that began before it.
+        """
+        limit, _ = self.bound_for(ran.plan)
+        s = ran.summary
+        if s.end_to_end_per_s > limit * (1 + SLACK):
+            raise BoundViolatedError(f"{ran.plan.policy}: {s.end_to_end_per_s} /s end to end exceed the bound {limit}")
+        edge = max(1.0 / self._windows(lane) for lane in ran.plan.lanes)
+        if s.steady_per_s > limit * (1 + edge):
+            raise BoundViolatedError(f"{ran.plan.policy}: {s.steady_per_s} /s in the window exceed the bound {limit}")
+        if s.steady_per_s > limit:
+            shrink = limit / s.steady_per_s
+            lanes = tuple(r * shrink for r in s.lane_per_s)
+            return replace(ran, summary=replace(s, steady_per_s=limit, lane_per_s=lanes))
+        return ran
+
+    def _windows(self, lane: Lane) -> int:
+        """Window over depth, as the engine chooses it (sim/program.py)."""
+        return 2 if self.mix.launches(lane.batch) >= 100 else 8
+
+    def priced(self, plan: Plan) -> list[PricedLane]:
+        """The plan's lanes on their closed forms."""
+        found = []
+        for lane in plan.lanes:
+            form = self.context.form(lane.batch)
+            found.append(PricedLane(form, form.vector(lane), lane.depth, lane.share, lane.priority))
+        return found
+
+    def draws(self, ran: Ran) -> FloatArray:
+        return plan_draws(ran.plan, self.priced(ran.plan), ran.dispatch, ran.summary.steady_per_s, self.seed)
+
+
+def lane_components(plan: Plan) -> list[list[Lane]]:
+    """Lanes grouped so that groups share no device (and so no link)."""
+    groups: list[tuple[set[str], list[Lane]]] = []
+    for lane in plan.lanes:
+        devices, members = set(lane.devices), [lane]
+        apart = []
+        for used, lanes in groups:
+            if used & devices:
+                devices |= used
+                members = lanes + members
+            else:
+                apart.append((used, lanes))
+        groups = [*apart, (devices, members)]
+    return [lanes for _, lanes in groups]
+
+
+def digest(*content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def mix_facts(mix: Mix) -> list[Any]:
+    return [mix.kind, mix.input_tokens, mix.output_tokens, mix.prefill_batch, mix.stages, mix.units]
+
+
+_TRACE_HASHES: dict[int, tuple[Trace, str]] = {}
+
+
+def trace_hash(trace: Trace) -> str:
+    """Hash over the content of a trace; computed once per object."""
+    kept = _TRACE_HASHES.get(id(trace))
+    if kept is None or kept[0] is not trace:
+        text = repr((trace.meta, trace.kernels, trace.buffers))
+        kept = (trace, hashlib.sha256(text.encode()).hexdigest()[:16])
+        _TRACE_HASHES[id(trace)] = kept
+    return kept[1]
