@@ -55,6 +55,11 @@ def capture_graph(stream: int) -> Any:
     return next(v for v in values if isinstance(v, driver.CUgraph))
 
 
+def graph_of(graph: Any) -> Any:
+    """The driver handle of a `torch.cuda.CUDAGraph(keep_graph=True)`."""
+    return driver.CUgraph(int(graph.raw_cuda_graph()))
+
+
 def node_count(graph: Any) -> int:
     values = call(driver.cuGraphGetNodes(graph), "cuGraphGetNodes")
     return int(values[-1])

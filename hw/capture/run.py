@@ -74,7 +74,7 @@ def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24) -> Captu
         finally:
             graph.capture_end()
     workspace = torch.cuda.max_memory_allocated() - before
-    nodes = driver.graph_nodes(_handle(graph))
+    nodes = driver.graph_nodes(driver.graph_of(graph))
     if any(n.type == "other" for n in nodes):
         raise HardwareError(f"{workload.name} {unit.file_stem}: the graph holds nodes that are no kernel, copy or set")
     segments = sorted((s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot())
@@ -86,16 +86,11 @@ def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24) -> Captu
     )
 
 
-def _handle(graph: Any) -> Any:
-    raw = graph.raw_cuda_graph()
-    from cuda.bindings import driver as cuda
-
-    return cuda.CUgraph(int(raw))
-
-
 def fit_launch(workload: Workload, info: dict[str, Any]) -> dict[str, Any]:
     """Launch cost from the one fitting unit: empty graph + ns per node that its sum leaves over."""
     unit = LAUNCH_UNIT[1]
+    overhead = timing.profiler_overhead_ns()
+    log(f"profiler overhead: {overhead}")
     captured = capture_unit(workload, unit, replays=96)
     span = float((captured.times.duration + captured.times.gap).sum(axis=1).mean())
     medians = sum(round(float(x)) for x in _medians(captured))
