@@ -47,11 +47,12 @@ def account(run: Run, result: SimResult) -> None:
     for k, link in run.links.items():
         use = result.channels[k]
         use.span_ns, use.window_ns = run.end, window
-        begins, ends = np.array(link.begins, dtype=np.int64), np.array(link.ends, dtype=np.int64)
+        ends = np.array(link.ends, dtype=np.int64)
+        begins = ends - np.array([x.occupation_ns for x in link.sent], dtype=np.int64)
         use.busy_ns = _inside(begins, ends, 0, run.end)
         use.window_busy_ns = _inside(begins, ends, window_start, run.end)
         use.transfers = int(np.count_nonzero(ends <= run.end))
-        use.nbytes = sum(link.nbytes[: use.transfers])  # first in, first out: ends never decrease
+        use.nbytes = sum(x.nbytes for x in link.sent[: use.transfers])  # first in, first out: ends never decrease
         if result.timeline is not None:
             result.timeline.extend(_transfer_slices(k, link, numbers, run.end))
 
@@ -101,14 +102,13 @@ def _kernel_slices(flow: Flow, number: int, starts: np.ndarray, ends: np.ndarray
 
 def _transfer_slices(k: int, link: Link, numbers: dict[int, int], end: int) -> list[Slice]:
     slices = []
-    for a, b, nbytes, (flow, i, token, arrival) in zip(link.begins, link.ends, link.nbytes, link.log, strict=True):
+    for b, x, (flow, i) in zip(link.ends, link.sent, link.log, strict=True):
         c, p = flow.cohort, flow.code.program
-        if a < end:
+        if b - x.occupation_ns < end:
             label = p.labels[i] if p.labels else ""
-            number = numbers[id(c)]
             one = Slice(
-                a, b, "transfer", k, c.lane.index, c.slot, number, p.device, i, p.order[i],
-                token, nbytes, arrival, label,
+                b - x.occupation_ns, b, "transfer", k, c.lane.index, c.slot, numbers[id(c)], p.device, i,
+                p.order[i], x.token, x.nbytes, b + x.latency_ns, label,
             )  # fmt: skip
             slices.append(one)
     return slices

@@ -22,7 +22,7 @@ from bisect import insort
 import numpy as np
 
 from tesserasim.sim.accounts import Run, account
-from tesserasim.sim.compiled import Code, CompiledLane, compile_lane
+from tesserasim.sim.compiled import Code, CompiledLane, Outgoing, compile_lane
 from tesserasim.sim.program import Program
 from tesserasim.sim.result import STARVED_AFTER, DeadlockError, SimResult, starved
 
@@ -46,11 +46,14 @@ class Cohort:
 
 
 class Flow:
-    """A cohort's stream on one device. `ready` is _NEVER while it hangs on a decision of another device."""
+    """A cohort's stream on one device. `ready` is when its head is ready or, if not `known`, a lower bound.
+
+    It is not known while it hangs on a decision of another device. Bounds only grow: an old one stays true.
+    """
 
     __slots__ = (
-        "at", "base", "code", "cohort", "device", "done", "key", "limit", "nth", "parts", "previous_end",
-        "ready", "starts", "waits",
+        "at", "base", "code", "cohort", "device", "done", "key", "known", "limit", "nth", "parts",
+        "previous_end", "ready", "starts", "waits",
     )  # fmt: skip
 
     def __init__(self, cohort: Cohort, code: Code, device: Device) -> None:
@@ -60,9 +63,9 @@ class Flow:
         self.at = 0  # the head
         self.nth = 0  # the next special kernel is number nth, at index limit
         self.limit = code.special[0]
-        self.base = cohort.entry + code.delay[0]  # ready but for its waits
-        self.waits = code.program.waits[0]
-        self.ready = _NEVER if self.waits else self.base
+        self.ready = self.base = cohort.entry + code.delay[0]
+        self.waits = code.program.waits[0]  # of the head, if `known` is false; `base` is ready but for them
+        self.known = not self.waits
         self.previous_end = -1
         self.done = False  # ran to its end; stays on the device in the place of its slot's next cohort
         self.starts: list[int] = []
@@ -84,14 +87,13 @@ class Device:
 class Link:
     """When the last transfer ends, and all transfers so far."""
 
-    __slots__ = ("begins", "ends", "free", "log", "nbytes")
+    __slots__ = ("ends", "free", "log", "sent")
 
     def __init__(self) -> None:
         self.free = 0
-        self.begins: list[int] = []
         self.ends: list[int] = []
-        self.nbytes: list[int] = []
-        self.log: list[tuple[Flow, int, int, int]] = []  # flow, kernel, token, arrival; for timelines
+        self.sent: list[Outgoing] = []
+        self.log: list[tuple[Flow, int]] = []  # producing flow and kernel; for timelines
 
 
 class FastRun:
@@ -145,14 +147,14 @@ class FastRun:
                 place += 1
                 ready = flow.ready
                 if ready <= t:
-                    chosen = flow
-                    break
-                if ready == _NEVER:
-                    ready = self._bound(flow)
+                    if flow.known:
+                        chosen = flow
+                        break
+                    ready = flow.ready = self._bound(flow)
                     if ready <= t:  # perhaps ready: another device must decide first
                         device.clock = t
                         return
-                elif near is None:
+                elif near is None and flow.known:
                     near = flow
                     continue
                 if near is None:
@@ -166,48 +168,44 @@ class FastRun:
                     raise DeadlockError(f"device {self.program.devices[device.index]}: nothing left to run")
                 continue
             if chosen.at == chosen.limit:
-                if near is not None and near.ready < above:
-                    above = near.ready
-                t, done = self._start_special(device, chosen, t)
-                if done:
-                    break
+                t = self._start_special(device, chosen, t)
+                if chosen.done and not chosen.cohort.left:
+                    break  # the end may have come nearer, or others lag far behind
                 continue
             # Two flows to alternate between: the chosen one, and one just above or the next below.
             first, second, below = chosen, None, _NEVER
-            if near is not None and near.ready <= t + chosen.code.duration[chosen.at]:
-                first, second = near, chosen
-            else:
-                above = min(above, between, near.ready if near is not None else _NEVER)
-                between = _NEVER
-            for k in range(place, len(flows)):
-                flow = flows[k]
-                ready = flow.ready
-                if ready == _NEVER:
-                    ready = self._bound(flow)
-                elif second is None:
+            if near is not None:
+                if near.ready <= t + chosen.code.duration[chosen.at]:
+                    first, second = near, chosen
+                else:
+                    above = min(above, between, near.ready)
+                    between = _NEVER
+            for flow in flows[place:]:
+                if second is None and flow.known:
                     second = flow
                     continue
+                ready = flow.ready
                 if second is None:
                     if ready < between:
                         between = ready
                 elif ready < below:
                     below = ready
-            if first is chosen:
+            m = first.at + _MERGE
+            if m < first.limit and first is chosen:
                 quiet = min(above, between, below, second.ready if second is not None else _NEVER)
-                m = first.at + _MERGE
-                if m < first.limit and quiet > t + first.code.earliest[m] - first.code.earliest[first.at]:
+                if quiet > t + first.code.earliest[m] - first.code.earliest[first.at]:
                     t = _run_alone(first, t, min(quiet, stop))
                     continue
             if above > stop:
                 above = stop
             if second is None:
-                t = _run_one(first, t, above, min(between, below))
+                t = _run_one(first, t, above, between)
             else:
                 t = _run_two(first, second, t, above, between, below)
         device.clock = t
 
-    def _start_special(self, device: Device, flow: Flow, t: int) -> tuple[int, bool]:
-        """Start a kernel that others wait for; its end, and whether a cohort is done."""
+    def _start_special(self, device: Device, flow: Flow, t: int) -> int:
+        """Start a kernel that others wait for; returns its end."""
         i = flow.at
         code = flow.code
         end = t + code.duration[i]
@@ -218,41 +216,43 @@ class FastRun:
         flow.previous_end = end
         cohort = flow.cohort
         for x in code.outgoing[flow.nth]:
-            link = self.links[x.channel]
-            begin = link.free
-            if begin < end:
-                begin = end
-            link.begins.append(begin)
-            link.free = begin = begin + x.occupation_ns
-            link.ends.append(begin)
-            link.nbytes.append(x.nbytes)
-            if begin > cohort.transfers_end:
-                cohort.transfers_end = begin
-            cohort.arrival[x.token] = begin + x.latency_ns
+            channel, occupation, latency, token, dst, _ = x
+            link = self.links[channel]
+            free = link.free
+            free = link.free = (free if free > end else end) + occupation
+            link.ends.append(free)
+            link.sent.append(x)
+            if free > cohort.transfers_end:
+                cohort.transfers_end = free
+            cohort.arrival[token] = free + latency
             if self.logging:
-                link.log.append((flow, i, x.token, begin + x.latency_ns))
-            other = cohort.flows[x.dst]
-            if other is not None and other.waits and other.ready == _NEVER and x.token in other.waits:
+                link.log.append((flow, i))
+            other = cohort.flows[dst]
+            if other is not None and not other.known and other.waits and token in other.waits:
                 _resolve(other)
         i += 1
         flow.at = i
         if i == len(code.duration):
-            return end, self._finish(device, flow, end)
+            self._finish(device, flow, end)
+            return end
         flow.nth += 1
         flow.limit = code.special[flow.nth]
-        flow.base = flow.ready = end + code.delay[i]
-        flow.waits = code.program.waits[i]
-        if flow.waits:
+        flow.ready = end + code.delay[i]
+        waits = code.program.waits[i]
+        if waits:
+            flow.base = flow.ready
+            flow.waits = waits
             _resolve(flow)
-        return end, False
+        return end
 
-    def _finish(self, device: Device, flow: Flow, end: int) -> bool:
+    def _finish(self, device: Device, flow: Flow, end: int) -> None:
         """A cohort is through with a device: the flow stands for the next one in its slot until that enters."""
         cohort = flow.cohort
         device.past.append(flow)
         device.flows.remove(flow)
         flow.done = True
-        flow.ready = _NEVER
+        flow.ready = end
+        flow.known = False
         flow.waits = None
         flow.key = (cohort.lane.rank, end, -1, -1)  # the next cohort cannot be older than this
         insort(device.flows, flow, key=_key)
@@ -260,7 +260,7 @@ class FastRun:
             cohort.last_end = end
         cohort.left -= 1
         if cohort.left:
-            return False
+            return
         for d in cohort.lane.used:
             old = cohort.flows[d]
             assert old is not None
@@ -268,7 +268,6 @@ class FastRun:
         insort(self.completions[cohort.lane.index], cohort.last_end)
         self._enter(cohort.lane, cohort.slot, max(cohort.last_end, cohort.transfers_end))
         self._near_stop()
-        return True
 
     def _enter(self, lane: CompiledLane, slot: int, entry: int) -> None:
         cohort = Cohort(lane, slot, entry, len(self.program.devices))
@@ -328,9 +327,7 @@ def _key(flow: Flow) -> tuple[int, int, int, int]:
 def _earliest_end(flow: Flow, index: int) -> int:
     """The least time at which a kernel that has not started can end."""
     start = flow.device.clock
-    if flow.base > start:
-        start = flow.base
-    if start < flow.ready < _NEVER:
+    if flow.ready > start:
         start = flow.ready
     earliest = flow.code.earliest
     return start + earliest[index + 1] - earliest[flow.at] - flow.code.delay[flow.at]
@@ -343,11 +340,12 @@ def _resolve(flow: Flow) -> None:
     for token in flow.waits or ():
         at = arrival[token]
         if at < 0:
-            flow.ready = _NEVER
+            flow.known = False
             return
         if at > ready:
             ready = at
     flow.ready = ready
+    flow.known = True
 
 
 def _run_alone(flow: Flow, t: int, quiet: int) -> int:
@@ -370,7 +368,7 @@ def _run_alone(flow: Flow, t: int, quiet: int) -> int:
         part = np.where(code.shaved[i:m], ~part, part)
     flow.parts.append(part)
     flow.at = m
-    flow.base = flow.ready = int(offset[m]) + shift
+    flow.ready = int(offset[m]) + shift
     flow.previous_end = flow.ready - code.delay[m]
     return flow.previous_end
 
@@ -398,7 +396,7 @@ def _run_one(flow: Flow, t: int, until: int, idle_until: int) -> int:
         if t >= until:
             break
     flow.at, flow.previous_end = i, previous_end
-    flow.base = flow.ready = ready
+    flow.ready = ready
     return t
 
 
@@ -447,8 +445,8 @@ def _run_two(a: Flow, b: Flow, t: int, above: int, between: int, below: int) -> 
             break
     if i > a.at:
         a.at, a.previous_end = i, i_end
-        a.base = a.ready = i_ready
+        a.ready = i_ready
     if j > b.at:
         b.at, b.previous_end = j, j_end
-        b.base = b.ready = j_ready
+        b.ready = j_ready
     return t
