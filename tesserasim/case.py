@@ -67,6 +67,9 @@ class Case:
         self.traces = tuple(trace_hash(t) for unit in mix.units for t in mix.traces[unit])
         #: what every result here depends on, machines aside
         self.base = digest(mix_facts(mix), self.traces, costs.name, costs.version, allow_extrapolation)
+        # Grids and site tables are kept with the mix and the cost model: equal ones are one object.
+        self.mix = self.cache.setdefault(("workload mix", self.base), mix)
+        self.costs = self.cache.setdefault(("workload costs", costs.name, costs.version), costs)
         self.context = self.context_for(self.limits)
 
     def context_for(self, limits: Limits) -> Context:
@@ -211,7 +214,9 @@ def digest(*content: Any) -> str:
 
 
 def mix_facts(mix: Mix) -> list[Any]:
-    return [mix.kind, mix.input_tokens, mix.output_tokens, mix.prefill_batch, mix.stages, mix.units]
+    """What a mix says beside its traces."""
+    words = [mix.name, mix.model, mix.kind, mix.incomplete, mix.units]
+    return [*words, mix.input_tokens, mix.output_tokens, mix.prefill_batch, mix.stages]
 
 
 _TRACE_HASHES: dict[int, tuple[Trace, str]] = {}

@@ -48,21 +48,25 @@ def image(steps: int = 28) -> Mix:
 def chain(
     times: Sequence[Sequence[float]], where: Cluster, nbytes: float | Sequence[float] = 0.0, batch: int = 1,
     mix: Mix | None = None, gaps: float = 0.0, launch: float = 0.0, state_bytes: int = 0, weight_bytes: int = 0,
-    groups: Sequence[int] | None = None,
+    groups: Sequence[int] | None = None, units: Sequence[tuple[str, int]] = (("denoise", 1),),
 ) -> Workload:  # fmt: skip
-    """A chain of sites, each reading what the one before wrote; `times` [site][device] in ns per cohort."""
+    """A chain of sites, each reading what the one before wrote; `times` [site][device] in ns per cohort.
+
+    `units` (name, launches) share the sites in equal parts.
+    """
     n = len(times)
     size = [nbytes] * (n - 1) if isinstance(nbytes, int | float) else list(nbytes)
     sites = tuple(
-        SiteRef("denoise", f"s{i}", "other", "gemm", groups[i] if groups else -1) for i in range(n)
+        SiteRef(units[i * len(units) // n][0], f"s{i}", "other", "gemm", groups[i] if groups else -1)
+        for i in range(n)
     )
     flows = tuple(Flow(i, (i + 1,), size[i], 1.0, f"f{i}") for i in range(n - 1))
     residents = tuple(Resident(f"w{i}", weight_bytes, (i,)) for i in range(n)) if weight_bytes else ()
     if state_bytes:
         residents += tuple(Resident(f"kv{i}", state_bytes, (i,), True) for i in range(n))
     return make(
-        mix or image(1), where, batch, sites, np.array(times, float), np.full(n, gaps), launch, (("denoise", 1),),
-        (("denoise", launch),), flows, residents, 0,
+        mix or image(1), where, batch, sites, np.array(times, float), np.full(n, gaps), launch, tuple(units),
+        tuple((u, launch) for u, _ in units), flows, residents, 0,
     )  # fmt: skip
 
 
