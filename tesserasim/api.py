@@ -20,7 +20,7 @@ from tesserasim.errors import InputError
 from tesserasim.metrics.verdict import verdict
 from tesserasim.plan import Plan, read_plan
 from tesserasim.policies import policies as registered_policies
-from tesserasim.sweep.bench import OK, Options, run_case, run_plan, run_policy
+from tesserasim.sweep.bench import OK, Options, check_gpus, run_case, run_plan, run_policy, write_run
 from tesserasim.sweep.locate import default_spec, find_mix
 from tesserasim.sweep.run import SweepResult, run_sweep
 from tesserasim.sweep.spec import load_spec
@@ -49,6 +49,7 @@ def load_mix(name: str | os.PathLike[str]) -> Mix:
 
 def _mix(mix: MixLike, input_tokens: int | None, output_tokens: int | None) -> Mix:
     loaded = mix if isinstance(mix, Mix) else load_mix(mix)
+    check_gpus(loaded)
     return with_lengths(loaded, input_tokens, output_tokens)
 
 
@@ -81,12 +82,13 @@ def simulate(
     mix: MixLike, cluster: ClusterLike, policy: str | None = None, *,
     plan: Plan | str | os.PathLike[str] | None = None, batch: int | None = None, depth: int | None = None,
     input_tokens: int | None = None, output_tokens: int | None = None, prices: str = "median",
-    check: bool = False, **options: Any,
+    check: bool = False, timeline: str | os.PathLike[str] | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """One result row (keys of `simulate --json`) of a policy at its best batch and depth, or of a plan.
 
-    `batch` and `depth` fix what the policy may choose. `check` verifies the invariants of every run. A policy
-    that does not apply gives `status` "not applicable" and a `reason`.
+    `batch` and `depth` fix what the policy may choose. `check` verifies the invariants of every run;
+    `timeline` names a file for the run of the first cohorts, which Perfetto shows. A policy that does not
+    apply gives `status` "not applicable" and a `reason`.
     """
     if (policy is None) == (plan is None):
         raise InputError("simulate: give a policy or a plan, one of the two")
@@ -94,8 +96,12 @@ def simulate(
     chosen = _options(options, batch, depth, check=check)
     if plan is not None:
         given = plan if isinstance(plan, Plan) else read_plan(plan)
-        return run_plan(loaded, machines, given, chosen).row
-    return run_policy(loaded, machines, str(policy), chosen).row
+        found = run_plan(loaded, machines, given, chosen)
+    else:
+        found = run_policy(loaded, machines, str(policy), chosen)
+    if timeline is not None and found.plan is not None:
+        write_run(loaded, machines, found.plan, Path(timeline), chosen.engine, chosen.allow_extrapolation)
+    return found.row
 
 
 def plan(

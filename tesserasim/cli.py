@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python flushes standard output at exit; with nobody reading, let it flush into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except OSError as error:
+        _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return BAD_INPUT
     except Exception as error:
         _complain(f"internal error: {type(error).__name__}: {' '.join(str(error).split())} "
                   f"(set {DEBUG}=1 for the traceback)")  # fmt: skip
@@ -102,7 +105,7 @@ def _simulate(options: argparse.Namespace) -> int:
         raise InputError("--batch and --depth are part of the plan file; give them with --policy only")
     row = api.simulate(
         options.mix, options.cluster, options.policy, plan=options.plan, batch=options.batch,
-        depth=options.depth, check=options.check, **_common(options),
+        depth=options.depth, check=options.check, timeline=options.timeline, **_common(options),
     )  # fmt: skip
     _print(row, options.json, format_case([row]) + describe_run(row))
     return DONE
@@ -279,6 +282,7 @@ def _add_simulate(commands: Any) -> None:
     what.add_argument("--policy", metavar="P", help="a name from the command 'policies'")
     what.add_argument("--plan", type=Path, metavar="plan.json", help="a file written by the command 'plan'")
     c.add_argument("--check", action="store_true", help="verify the invariants of the run")
+    c.add_argument("--timeline", type=Path, metavar="out.json", help="write the first cohorts for Perfetto")
 
 
 def _add_plan(commands: Any) -> None:

@@ -84,6 +84,17 @@ def test_a_plan_simulates_as_its_policy_did(
     assert again["throughput_per_s"] == pytest.approx(own["throughput_per_s"], rel=1e-12)
 
 
+def test_the_run_can_be_written_for_perfetto(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = ("simulate", "--mix", files / "tiny.toml", "--cluster", PAIR, "--policy", "af", "--depth", 2)
+    printed(capsys, *case, "--timeline", tmp_path / "run.json", "--json")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert {e["cat"] for e in events if e.get("ph") == "X"} >= {"kernel"}
+    assert main([*map(str, case), "--timeline", str(tmp_path / "none" / "run.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
 def test_pick_is_the_fastest(files: Path) -> None:
     best = api.plan(files / "tiny.toml", PAIR, depth=2)
     frame = api.compare(files / "tiny.toml", PAIR, depth=(2,))

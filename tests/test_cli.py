@@ -103,6 +103,7 @@ BAD_LINES = {
     "prices missing": ["gpus", "--prices", "/nonexistent.csv"],
     "mix from nothing": ["mix", "new", "/nonexistent.parquet", "--out", "/tmp/never.toml"],
     "launches": ["mix", "new", "x", "--out", "y.toml", "--launches", "step=0"],
+    "out in no directory": ["plan", "--mix", "a.toml", "--cluster", "b", "--policy", "c", "--out", "/none/x"],
     "new lines in a name": ["inspect", "a\nb\nc.json"],
 }
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,7 @@ def finished(out: Path) -> set[str]:
 def test_killed_at_random_moments_and_run_again(spec: Path, tmp_path: Path) -> None:
     """kill -9 at 20 random moments.
 
-    Mutation: `store.load` replaced by None in `run_sweep`: finished results are computed again. Mutation:
-    `_die_with` and `_wait_for_workers` emptied: workers of a killed sweep go on beside those of the next.
+    Mutation: `store.load` replaced by None in `run_sweep`: finished results are computed again.
     """
     whole = start(spec, tmp_path / "whole")
     assert whole.wait(120) == 0
@@ -82,6 +82,7 @@ def test_killed_at_random_moments_and_run_again(spec: Path, tmp_path: Path) -> N
         kills += 1
         again = {key for key in before if events(out, "start")[key] > starts[key]}
         assert not again  # nothing finished is computed twice
+        assert set(events(out, "done").values()) <= {1}
     last = start(spec, out)
     assert last.wait(120) == 0
     assert hashes(out) == expected
@@ -92,20 +93,40 @@ def test_killed_at_random_moments_and_run_again(spec: Path, tmp_path: Path) -> N
     assert hashes(out) == expected
 
 
+def test_the_next_sweep_waits_for_workers_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: `_wait_for_workers` emptied: the directory is taken while a worker may still write there."""
+    store = Store(tmp_path)
+    monkeypatch.setattr("tesserasim.sweep.store._WORKERS_GONE_S", 0.2)
+    gate = store.join_workers()
+    with pytest.raises(InputError, match="earlier sweep"), store.locked():
+        pass
+    os.close(gate)
+    with store.locked():
+        pass
+
+
 def test_damaged_results_are_computed_again(spec: Path, tmp_path: Path) -> None:
-    """Mutation: the checksum is not compared in `Store.load`: the edited number stays."""
+    """Mutation: the checksum is not compared in `Store.load`: the edited number stays.
+
+    Mutation: nor is the key: a result is taken for another experiment's.
+    """
     arguments = ["sweep", str(spec), "--quick", "--out", str(tmp_path), "--jobs", "1", "--json"]
     assert main(arguments) == 0
     expected = hashes(tmp_path)
     files = sorted((tmp_path / "experiments").glob("*.json"))
-    whole = files[0].read_bytes()
-    damage = [
-        b"", whole[: len(whole) // 2], whole.replace(b'"seed": 0', b'"seed": 1', 1), b"[" * 100_000, b"null",
-        b"\xff\xfe", b'{"store_version": 1}', whole.replace(b'"store_version": 1', b'"store_version": 99'),
-    ]  # fmt: skip
-    for content, path in zip(damage, files, strict=False):
-        path.write_bytes(content)
-    files[len(damage)].write_bytes(files[len(damage) + 1].read_bytes())  # a whole file under another's name
+    damage: list[Callable[[bytes], bytes]] = [
+        lambda whole: b"",
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole.replace(b'"seed": 0', b'"seed": 1'),
+        lambda whole: b"[" * 100_000,
+        lambda whole: b"null",
+        lambda whole: b"\xff\xfe" + whole,
+        lambda whole: b'{"store_version": 1}',
+        lambda whole: whole.replace(b'"store_version": 1', b'"store_version": 99'),
+        lambda whole: files[-1].read_bytes(),  # a whole file under another's name
+    ]
+    for change, path in zip(damage, files, strict=False):
+        path.write_bytes(change(path.read_bytes()))
     assert main(arguments) == 0
     assert hashes(tmp_path) == expected
 

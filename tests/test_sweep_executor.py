@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +60,58 @@ def test_a_dead_worker_is_tried_once_more_and_the_others_are_kept(tmp_path: Path
     assert lines.count("die-always") == 2
     assert lines.count("die-once") == 2
     assert lines.count("bad") == 1
+
+
+PARENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_sweep_executor import Sleeper, tasks
+from tesserasim.sweep.executor import run_local
+if __name__ == "__main__":
+    list(run_local(tasks("a", "b"), Sleeper(sys.argv[1]), jobs=2))
+"""
+
+
+@dataclass
+class Sleeper:
+    """Says that it runs, and takes its time."""
+
+    directory: str
+
+    def start(self) -> None:
+        pass
+
+    def __call__(self, payload: str) -> None:
+        (Path(self.directory) / f"{payload}.pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's death signal is Linux's")
+def test_workers_die_with_a_killed_sweep(tmp_path: Path) -> None:
+    """Mutation: `_die_with` emptied: both workers sleep on."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT.format(tests=str(Path(__file__).parent)))
+    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
+    files = [tmp_path / "a.pid", tmp_path / "b.pid"]
+    deadline = time.monotonic() + 60
+    while not all(f.exists() and f.read_text() for f in files) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    workers = [int(f.read_text()) for f in files]
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(alive(pid) for pid in workers)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"  # a zombie is dead, whoever should have waited for it
 
 
 def test_more_jobs_than_tasks_and_no_tasks(tmp_path: Path) -> None:

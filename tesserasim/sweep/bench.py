@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import Cluster
 from tesserasim.costs.base import default_costs
+from tesserasim.errors import InputError
 from tesserasim.evaluate import Cache, Evaluation, evaluate, evaluate_plan, set_p_win
 from tesserasim.plan import Plan
 from tesserasim.policies import Limits, policies
@@ -101,6 +103,16 @@ class Bench:
         return {"row": {**found.row, "tool": job.version}, "draws": found.draws}
 
 
+def check_gpus(mix: Mix) -> None:
+    """InputError if a trace comes from a GPU that the catalogue does not have: no time could be predicted."""
+    for unit in mix.units:
+        for trace in mix.traces[unit]:
+            try:
+                find_gpu(trace.meta.gpu)
+            except InputError as error:
+                raise InputError(f"mix {mix.name}, unit {unit}: {error} (import --gpu NAME sets it)") from None
+
+
 def run_policy(
     mix: Mix, cluster: Cluster, policy: str, options: Options, cache: Cache | None = None
 ) -> Evaluation:
@@ -111,6 +123,16 @@ def run_policy(
 def run_plan(mix: Mix, cluster: Cluster, plan: Plan, options: Options) -> Evaluation:
     """A given plan as an evaluation."""
     return _done(evaluate_plan(mix, cluster, default_costs(), plan, **_keywords(options)))
+
+
+def write_run(mix: Mix, cluster: Cluster, plan: Plan, path: Path, engine: str, allow_extrapolation: bool) -> None:
+    """Simulate `plan` until each lane has completed one cohort, and write what ran where, for Perfetto."""
+    from tesserasim.lower import lower
+    from tesserasim.sim.engine import run
+    from tesserasim.sim.timeline import write_timeline
+
+    program = lower(mix, plan, cluster, default_costs(), labels=True, allow_extrapolation=allow_extrapolation)
+    write_timeline(program, run(program, engine=engine, timeline=True, cohorts=1), path)
 
 
 def run_case(

@@ -16,7 +16,7 @@ from tesserasim.cluster.parse import parse_cluster
 from tesserasim.errors import InputError
 from tesserasim.metrics.verdict import verdict
 from tesserasim.policies import policies
-from tesserasim.sweep.bench import FAILED, OK, Bench, Job
+from tesserasim.sweep.bench import FAILED, OK, Bench, Job, check_gpus
 from tesserasim.sweep.executor import Task, executor
 from tesserasim.sweep.inputs import code_version, inputs, mix_content
 from tesserasim.sweep.spec import Experiment, SweepSpec, expand
@@ -86,7 +86,7 @@ def _prepare(spec: SweepSpec) -> dict[Experiment, Job]:
     version = code_version()
     contents = {m.path: mix_content(Path(m.path)) for m in spec.mixes}
     for m in spec.mixes:
-        with_lengths(load_mix(m.path), m.input_tokens, m.output_tokens)
+        check_gpus(with_lengths(load_mix(m.path), m.input_tokens, m.output_tokens))
     clusters: dict[str, Cluster] = {}
     prepared = {}
     for experiment in experiments:
