@@ -75,7 +75,8 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
         warnings=tuple(sorted(set(warnings))[:20]),
         extra={
             "copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(warnings),
-            "e2e_samples_ns": captured.e2e_samples_ns, "span_samples_ns": captured.times.spans(), "e2e_host_included_ns": captured.idle_samples_ns,
+            "e2e_samples_ns": captured.e2e_samples_ns, "span_samples_ns": captured.times.spans(),
+            "e2e_host_included_ns": captured.idle_samples_ns,
         },
     )  # fmt: skip
     return Trace(meta, tuple(kernels), buffers)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hw.capture import driver, timing
+from hw.capture import driver, launch, timing
 from hw.capture.assemble import Captured, assemble
 from hw.capture.recorder import Recorder
 from hw.errors import HardwareError
@@ -26,9 +26,6 @@ from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim import __version__
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace, write_trace
-
-#: The unit whose end-to-end time fixes the launch cost per node. No stated error is measured on it.
-LAUNCH_UNIT = ("llama-3-8b", UnitSpec("decode", "decode", 4, 1, 1024))
 
 
 def log(text: str) -> None:
@@ -82,31 +79,9 @@ def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24) -> Captu
         e2e, times = timing.measure(graph, len(nodes), replays)
         idle = timing.end_to_end_ns(graph.replay, 12, ahead=False)
     return Captured(
-        unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), e2e, idle, int(workspace), segments
-    )
-
-
-def fit_launch(workload: Workload, info: dict[str, Any]) -> dict[str, Any]:
-    """Launch cost from the one fitting unit: empty graph + ns per node that its sum leaves over."""
-    unit = LAUNCH_UNIT[1]
-    overhead = timing.profiler_overhead_ns()
-    log(f"profiler overhead: {overhead}")
-    captured = capture_unit(workload, unit, replays=96)
-    span = float((captured.times.duration + captured.times.gap).sum(axis=1).mean())
-    medians = sum(round(float(x)) for x in _medians(captured))
-    left = captured.e2e_ns["median"] - medians - info["empty_graph_ns"]
-    return {
-        "empty_graph_ns": info["empty_graph_ns"], "per_node_ns": round(left / len(captured.nodes), 3),
-        "fitted_on": f"{LAUNCH_UNIT[0]} {unit.file_stem}", "nodes": len(captured.nodes),
-        "e2e_ns": captured.e2e_ns["median"], "sum_of_medians_ns": medians, "mean_span_ns": round(span),
-        "e2e_host_included_ns": round(statistics.median(captured.idle_samples_ns)),
-    }  # fmt: skip
-
-
-def _medians(captured: Captured) -> list[float]:
-    import numpy as np
-
-    return [*np.median(captured.times.duration, axis=0), *np.median(captured.times.gap, axis=0)]
+        unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), e2e, idle, int(workspace),
+        segments,
+    )  # fmt: skip
 
 
 def capture_model(
@@ -192,9 +167,9 @@ def capture_all(
     for name in models:
         left = limit_s - (time.monotonic() - started)
         missing += [f"{name}/{s}" for s in capture_model(name, out, only, limit_s=left, info=info)]
-        if points and name == LAUNCH_UNIT[0]:
+        if points and name == launch.MODEL:
             stems = [p.file_stem for p in points]
-            missing += capture_model(name, out / "left-out", [*only, *stems], points, left, info)
+            missing += capture_model(name, out / "left-out", stems, left, info, points)
         torch.cuda.empty_cache()
     write_manifest(out)
     if missing:
@@ -211,15 +186,21 @@ def _point(text: str) -> UnitSpec:
 
 
 def _launch(out: Path, info: dict[str, Any]) -> dict[str, Any]:
-    """The fitted launch cost of this machine; kept beside the traces so that a resumed run uses the same."""
-    path = out / "launch.json"
-    if path.exists():
-        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if known.get("gpu") == info["gpu"] and known.get("driver") == info["driver"]:
-            return known
-    fitted = {**fit_launch(load_workload(LAUNCH_UNIT[0]), info), "gpu": info["gpu"], "driver": info["driver"]}
+    """Launch cost and profiler overhead of this machine, from `out`/fit; a resumed run finds them there."""
+    units = [UnitSpec("decode", "decode", 4, 1, 1024), UnitSpec("prefill", "prefill", 1, 768, 768)]
+    if [u.file_stem for u in units] != [launch.DECODE_STEM, launch.PREFILL_STEM]:
+        raise AssertionError("the fitting units and their names differ")
+    workload: Workload | None = None
+    for unit in units:
+        path = out / "fit" / launch.MODEL / f"{unit.file_stem}.parquet"
+        if not path.exists():
+            workload = workload or load_workload(launch.MODEL)
+            write_trace(assemble(workload, capture_unit(workload, unit, replays=72), info), path)
+    fitted = launch.fit(
+        *(read_trace(out / "fit" / launch.MODEL / f"{u.file_stem}.parquet") for u in units), info["empty_graph_ns"]
+    )
+    fitted |= {"gpu": info["gpu"], "driver": info["driver"]}
+    (out / "launch.json").write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    log(f"launch: {fitted}")
     torch.cuda.empty_cache()
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    log(f"launch cost: {fitted}")
     return fitted

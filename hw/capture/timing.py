@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hw.capture import driver
 from hw.errors import HardwareError
 
 _REST_S = 0.25  # idle before each burst
@@ -147,49 +146,6 @@ def copy_gbs(nbytes: int = 4 << 30, repeats: int = 10) -> float:
     copy()
     times = end_to_end_ns(copy, repeats)
     return 2 * nbytes / float(np.median(times))
-
-
-def _chain(step: Callable[[], None], length: int) -> tuple[float, float]:
-    """(end to end, sum of profiled medians) per step, ns, of a graph of `length` equal steps."""
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.stream(stream):
-        step()
-        torch.cuda.synchronize()
-        graph.capture_begin()
-        for _ in range(length):
-            step()
-        graph.capture_end()
-        nodes = driver.node_count(driver.graph_of(graph))
-        e2e, times = measure(graph, nodes, replays=60)
-    sums = np.median(times.duration, axis=0).sum() + np.median(times.gap, axis=0).sum()
-    return float(np.median(e2e)) / length, float(sums) / length
-
-
-def profiler_overhead_ns(length: int = 128) -> dict[str, float]:
-    """What the profiler adds to a graph per kernel node and per memset node, ns.
-
-    Measured on two chains that no trace contains: a small kernel repeated, and the same with a memset before
-    every kernel. Each is replayed with and without the profiler; the difference per node is the overhead.
-    """
-    x = torch.zeros(1 << 20, device="cuda")
-    flag = torch.zeros(4096, device="cuda")
-
-    def kernel() -> None:
-        x.add_(1.0)
-
-    def set_then_kernel() -> None:
-        flag.zero_()
-        x.add_(1.0)
-
-    plain_e2e, plain_sum = _chain(kernel, length)
-    set_e2e, set_sum = _chain(set_then_kernel, length)
-    per_kernel = plain_sum - plain_e2e
-    return {
-        "kernel_ns": round(per_kernel, 1), "memset_ns": round(set_sum - set_e2e - per_kernel, 1),
-        "chain_e2e_ns": round(plain_e2e), "chain_sum_ns": round(plain_sum),
-        "memset_chain_e2e_ns": round(set_e2e), "memset_chain_sum_ns": round(set_sum),
-    }  # fmt: skip
 
 
 def empty_graph_ns(repeats: int = 50) -> int:

@@ -92,7 +92,7 @@ class Grid:
         self.site_gap = np.zeros((len(traces), len(self.sites)))
         for p, trace in enumerate(self.traces):
             self.present[p, self.site_of[p]] = True
-            self.gaps.append(np.array([k.gap_ns for k in trace.kernels], dtype=np.float64))
+            self.gaps.append(np.array(trace.replay_gaps_ns, dtype=np.float64))
             self.site_gap[p] = self._by_site(p, self.gaps[p])
         self.launch = np.array([t.launch_ns for t in self.traces], dtype=np.float64)
 
@@ -153,7 +153,7 @@ class Grid:
             np.maximum(_combine(weights, self.launch), 0.0),
             tuple(b / batch * (c / x if self.phase == "prefill" and x else 1.0) for b, c in at),
             tuple(flag for _, flag, _ in rows), residual,
-            _combine(weights, np.array([t.span_ns + t.launch_ns for t in self.traces], dtype=np.float64)),
+            _combine(weights, np.array([t.replay_ns for t in self.traces], dtype=np.float64)),
         )  # fmt: skip
 
     def _refusal(self, instance: UnitInstance) -> str:

@@ -125,7 +125,8 @@ class TraceMeta:
     tp_rank: int = 0
     repeats: int = 0
     e2e_ns: Mapping[str, int] | None = None  # median, p10, p90 of the graph without the profiler
-    launch: Mapping[str, Any] | None = None  # empty_graph_ns, per_node_ns, fitted_on
+    #: empty_graph_ns; kernel_overhead_ns and memset_overhead_ns: what the profiler added per node; fitted_on
+    launch: Mapping[str, Any] | None = None
     structure_sha256: str = ""
     workspace_bytes: int = 0  # peak bytes of activations and workspace of one execution
     moe: Mapping[str, Any] | None = None  # routing statistics and seed
@@ -172,23 +173,43 @@ class Trace:
 
     @property
     def span_ns(self) -> int:
-        """Sum of durations and signed gaps: the profiled span of a single-stream unit."""
+        """Sum of durations and signed gaps as profiled: the span of a single-stream unit under the profiler."""
         return sum(k.duration_ns + k.gap_ns for k in self.kernels)
+
+    @cached_property
+    def replay_gaps_ns(self) -> tuple[int, ...]:
+        """Signed gaps of a replay without the profiler: the profiled ones less what the profiler adds.
+
+        The profiler lengthens the step from one graph node to the next, and most of all the step from a
+        memset to a kernel. Both constants belong to the machine and are fitted on units of their own
+        (hw/capture/launch.py); without them the profiled gaps stand.
+        """
+        launch = self.meta.launch or {}
+        step, after_set = launch.get("kernel_overhead_ns", 0), launch.get("memset_overhead_ns", 0)
+        if not step and not after_set:
+            return tuple(k.gap_ns for k in self.kernels)
+        gaps = [k.gap_ns for k in self.kernels[:1]]
+        for before, k in zip(self.kernels, self.kernels[1:], strict=False):
+            gaps.append(round(k.gap_ns - step - (after_set if before.kind == "memset" else 0)))
+        return tuple(gaps)
 
     @property
     def launch_ns(self) -> int:
-        """Launch cost (design: empty graph + fitted ns per node), at least 0."""
-        if not self.meta.launch:
-            return 0
-        cost = self.meta.launch["empty_graph_ns"] + self.meta.launch["per_node_ns"] * len(self.kernels)
-        return max(0, int(cost + 0.5))
+        """Launch cost: the measured time of an empty graph + ns per node, at least 0; 0 if not measured."""
+        launch = self.meta.launch or {}
+        return max(0, int(launch.get("empty_graph_ns", 0) + launch.get("per_node_ns", 0) * len(self.kernels) + 0.5))
+
+    @property
+    def replay_ns(self) -> int:
+        """Durations + replay gaps + launch cost: the unit alone on its own GPU."""
+        return self.busy_ns + sum(self.replay_gaps_ns) + self.launch_ns
 
     @property
     def residual_ns(self) -> int | None:
-        """Measured end-to-end time minus durations, gaps and launch cost; None if it was not measured."""
+        """Measured end-to-end time minus durations, replay gaps and launch cost; None if it was not measured."""
         if not self.meta.e2e_ns:
             return None
-        return int(self.meta.e2e_ns["median"]) - self.span_ns - self.launch_ns
+        return int(self.meta.e2e_ns["median"]) - self.replay_ns
 
     def validate(self) -> None:
         """Raise InputError at the first broken rule: ids in order, known words, accesses inside buffers."""
