@@ -169,7 +169,7 @@ def capture_all(
         missing += [f"{name}/{s}" for s in capture_model(name, out, only, limit_s=left, info=info)]
         if points and name == launch.MODEL:
             stems = [p.file_stem for p in points]
-            missing += capture_model(name, out / "left-out", stems, left, info, points)
+            missing += capture_model(name, out / "left-out", stems, points, left, info)
         torch.cuda.empty_cache()
     write_manifest(out)
     if missing:
@@ -196,11 +196,7 @@ def _launch(out: Path, info: dict[str, Any]) -> dict[str, Any]:
         if not path.exists():
             workload = workload or load_workload(launch.MODEL)
             write_trace(assemble(workload, capture_unit(workload, unit, replays=72), info), path)
-    fitted = launch.fit(
-        *(read_trace(out / "fit" / launch.MODEL / f"{u.file_stem}.parquet") for u in units), info["empty_graph_ns"]
-    )
-    fitted |= {"gpu": info["gpu"], "driver": info["driver"]}
-    (out / "launch.json").write_text(json.dumps(fitted, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    fitted = launch.fit_folder(out, info)
     log(f"launch: {fitted}")
     torch.cuda.empty_cache()
     return fitted
