@@ -37,6 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
+    if args.command == "manifest":
+        from hw.capture.manifest import write_manifest
+
+        write_manifest(Path(args.folder))
+        return 0
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -44,9 +49,6 @@ def _run(args: argparse.Namespace) -> int:
         return 2
     from hw.capture import run
 
-    if args.command == "manifest":
-        run.write_manifest(Path(args.folder))
-        return 0
     return run.capture_all(
         args.model, Path(args.out), [u for u in args.units.split(",") if u],
         [p for p in args.left_out.split(",") if p], args.limit_s,

@@ -150,4 +150,13 @@ def _parameters(p: Any, func: Any) -> tuple[bytes, ...]:
 
 
 def driver_version() -> str:
-    return str(call(driver.cuDriverGetVersion(), "cuDriverGetVersion"))
+    """Version of the installed driver ("580.65.06"), or the CUDA version it supports if NVML is missing."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else str(version)
+    except Exception:
+        value = int(call(driver.cuDriverGetVersion(), "cuDriverGetVersion"))
+        return f"CUDA {value // 1000}.{value % 1000 // 10}"

@@ -7,8 +7,6 @@ interrupted run goes on where it stopped.
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
 import statistics
 import sys
 import time
@@ -20,12 +18,12 @@ import torch
 
 from hw.capture import driver, launch, timing
 from hw.capture.assemble import Captured, assemble
+from hw.capture.manifest import write_manifest
 from hw.capture.recorder import Recorder
 from hw.errors import HardwareError
 from hw.workloads import UnitSpec, Workload, load_workload
-from tesserasim import __version__
 from tesserasim.trace.model import Trace
-from tesserasim.trace.parquet import read_trace, write_trace
+from tesserasim.trace.parquet import write_trace
 
 
 def log(text: str) -> None:
@@ -130,24 +128,6 @@ def describe(trace: Trace) -> str:
         f"residual {left:+.2f} %, {unknown} kernels without accesses, "
         f"{trace.meta.extra.get('warnings_total')} warnings"
     )
-
-
-def write_manifest(root: Path) -> None:
-    """MANIFEST.json: what, where, when, how and sha256 of every trace under `root`."""
-    rows = []
-    for path in sorted(root.rglob("*.parquet")):
-        m = read_trace(path).meta
-        rows.append(
-            {
-                "file": path.relative_to(root).as_posix(), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-                "model": m.model, "unit": dict(m.unit), "origin": m.origin, "gpu": m.gpu, "driver": m.driver,
-                "torch": m.torch, "captured_at": m.captured_at, "repeats": m.repeats, "e2e_ns": m.e2e_ns,
-                "tool_version": m.tool_version,
-            }
-        )  # fmt: skip
-    how = f"python -m hw capture (tesserasim {__version__}); random weights, published sizes"
-    text = json.dumps({"how": how, "traces": rows}, indent=1, sort_keys=True)
-    (root / "MANIFEST.json").write_text(text + "\n", encoding="utf-8")
 
 
 def capture_all(
