@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tesserasim.sim.flows import Cohort, Device, Flow, Link
 from tesserasim.sim.program import Program
 from tesserasim.sim.result import SimResult, Slice
-
-if TYPE_CHECKING:
-    from tesserasim.sim.fast_engine import Cohort, Device, Flow, Link
 
 
 @dataclass(slots=True)
