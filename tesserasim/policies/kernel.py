@@ -6,6 +6,8 @@ only where the bound says that the point could still beat the best plan found, b
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 import numpy as np
 
 from tesserasim.errors import DoesNotFitError
@@ -60,15 +62,18 @@ class KernelPlacement(Policy):
         return starts, blocked
 
     def _search(self, starts: list[Start]) -> list[tuple[Start, Placement]]:
-        """Best bound first; stop where no bound is better than the best plan by more than the gap."""
+        """Best bound first, tightened before it is solved; stop where none beats the best plan by the gap."""
         best = max((s.seed.prediction.per_s for s in starts if s.seed), default=0.0)
         found = [(s, s.seed) for s in starts if s.seed]
+        queue = [(-s.ceiling_per_s, i) for i, s in enumerate(starts)]
+        heapify(queue)
         solved = 0
-        for begun in sorted(starts, key=lambda s: (-s.ceiling_per_s, s.form.batch * s.depth)):
-            if solved == self.solves or begun.ceiling_per_s <= best * (1 + WORTH):
-                continue
-            begun.tighten()
-            if begun.ceiling_per_s <= best * (1 + WORTH):
+        while queue and solved < self.solves and -queue[0][0] > best * (1 + WORTH):
+            _, i = heappop(queue)
+            begun = starts[i]
+            if begun.program is None:
+                begun.tighten()
+                heappush(queue, (-begun.ceiling_per_s, i))
                 continue
             solved += 1
             try:
