@@ -75,7 +75,7 @@ def test_killed_at_random_moments_and_run_again(spec: Path, tmp_path: Path) -> N
             continue
         process = start(spec, out)
         try:
-            process.wait(chance.uniform(0.3, 4.0))
+            process.wait(chance.uniform(0.3, 3.0))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -25,6 +25,9 @@ class Scripted:
     def start(self) -> None:
         self.calls = 0
 
+    def stop(self) -> None:
+        pass
+
     def __call__(self, payload: str) -> str:
         self.calls += 1
         with Path(self.log).open("a") as file:
@@ -80,6 +83,9 @@ class Sleeper:
     directory: str
 
     def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
         pass
 
     def __call__(self, payload: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -65,15 +66,19 @@ class Bench:
 
     root: str
     _store: Store | None = field(default=None, repr=False)
-    _gate: int = -1  # marks this process as a worker of the directory for as long as it is open
-    _group: Any = None
+    _gate: int = field(default=-1, repr=False)  # open: this process is a worker of the directory
+    _group: Any = field(default=None, repr=False)
     _cache: Cache = field(default_factory=dict, repr=False)
     _mixes: dict[str, Mix] = field(default_factory=dict, repr=False)
 
     def start(self) -> None:
-        """Called once in a worker process."""
+        """Become a worker of the directory."""
         self._store = Store(Path(self.root))
         self._gate = self._store.join_workers()
+
+    def stop(self) -> None:
+        """No longer be one."""
+        os.close(self._gate)
 
     def __call__(self, job: Job) -> str:
         """Compute and store one result; returns its status."""

@@ -48,7 +48,10 @@ class Work(Protocol):
     """What a worker process does; pickled to it once, keeps its caches between tasks."""
 
     def start(self) -> None:
-        """Called once in the worker process."""
+        """Called in the worker process before its first task."""
+
+    def stop(self) -> None:
+        """Called after the last one, where a process may live on without work; `start` may follow."""
 
     def __call__(self, payload: Any, /) -> Any:
         """Do one task; an exception fails this task only."""

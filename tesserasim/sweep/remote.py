@@ -11,19 +11,19 @@ from typing import Any
 
 from tesserasim.sweep.executor import ATTEMPTS, Done, Task, Work, describe
 
-_started: dict[str, Work] = {}  # in a worker process: the work it has been set up for
+_known: dict[str, Work] = {}  # in a worker process: what it has worked on, with its caches
 
 
 def _do(work: Work, task: Task) -> Done:
     """Runs in a worker of the framework; caches live as long as its process."""
-    name = repr(work)
-    if name not in _started:
-        work.start()
-        _started[name] = work
+    work = _known.setdefault(repr(work), work)
+    work.start()
     try:
-        return Done(task.key, _started[name](task.payload))
+        return Done(task.key, work(task.payload))
     except Exception as error:  # the task fails, the sweep goes on
         return Done(task.key, error=describe(error))
+    finally:
+        work.stop()  # this process may outlive the sweep
 
 
 def run_dask(tasks: Sequence[Task], work: Work, jobs: int) -> Iterator[Done]:

@@ -65,7 +65,7 @@ def run_sweep(
         if missing:
             tasks = [Task(job.key, job.experiment.group, job) for job in missing]
             with _progress(len(prepared), len(prepared) - len(missing), progress) as tick:
-                for done in run(tasks, Bench(str(out)), jobs):
+                for done in run(tasks, Bench(str(out.resolve())), jobs):
                     if done.error is not None:
                         errors[done.key] = done.error
                     tick()

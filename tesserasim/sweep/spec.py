@@ -169,7 +169,7 @@ def _mix(value: Any, where: str, directory: Path) -> MixSpec:
     table = Table({"mix": value} if isinstance(value, str) else value, where)
     text = table.text("mix")
     spec = MixSpec(
-        str(find_mix(text, relative_to=directory)),
+        str(find_mix(text, relative_to=directory).absolute()),
         batch=table.integers("batch", BATCHES, 1, 1 << 16),
         in_flight=table.integer("in_flight", 64, 1, 1 << 20) or 64,
         input_tokens=table.integer("input_tokens", None, 1, MAX_TOKENS),
