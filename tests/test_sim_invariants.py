@@ -8,7 +8,7 @@ import pytest
 from test_golden import one_lane, stream, two_stage
 
 from tesserasim.sim.engine import run
-from tesserasim.sim.invariants import InvariantError, check_run
+from tesserasim.sim.invariants import InvariantError, _Check, check_run
 from tesserasim.sim.program import LaneProgram, Program
 
 pytestmark = pytest.mark.quick
@@ -41,7 +41,7 @@ SPOILED = {
     "1: something starts after the end": (1, lambda r: spoil(r, transfer, start_ns=10**9, end_ns=10**9)),
     "2: a cohort leaves twice": (2, lambda r: r.lanes[0].cohorts.__setitem__(1, 0)),
     "2: a cohort leaves early": (2, lambda r: r.lanes[0].completion_ns.__setitem__(0, 44)),
-    "3: a kernel starts before its input": (3, lambda r: spoil(r, second_kernel, start_ns=40, end_ns=60)),
+    "3: a kernel starts before its input": (3, lambda r: spoil(r, second_kernel, start_ns=34, end_ns=54)),
     "3: a kernel is too short": (3, lambda r: spoil(r, kernel, end_ns=19)),
     "4: two kernels at once": (4, lambda r: spoil(r, second_kernel, start_ns=44, end_ns=64)),
     "5: wrong number of bytes": (5, lambda r: spoil(r, transfer, nbytes=99)),
@@ -55,17 +55,33 @@ SPOILED = {
 }
 
 
+METHODS = {
+    1: "clock", 2: "cohorts_leave_once", 3: "streams_in_order", 4: "one_at_a_time", 5: "transfers_match",
+    6: "slots", 7: "no_idle_device", 8: "accounts",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_spoiled_run_is_noticed(what):
-    """Mutation that fails here: make any of the methods that `_Check.all` calls return at once."""
+    """Mutation that fails here: make any of the methods that `_Check.all` calls return at once, or drop it."""
     number, change = SPOILED[what]
     program = two_stage(2, 10, 100, 10, 5, 20)
     result = run(program, engine="simpy", cohorts=6, timeline=True)
     check_run(program, result)
     change(result)
     result.timeline.sort()
-    with pytest.raises(InvariantError, match=rf"invariant [1-{number}]:"):
+    with pytest.raises(InvariantError, match=f"invariant {number}:"):
+        getattr(_Check(program, result, [0]), METHODS[number])()
+    with pytest.raises(InvariantError):
         check_run(program, result)
+
+
+def test_a_check_asks_for_every_invariant(monkeypatch):
+    asked = []
+    for name in METHODS.values():
+        monkeypatch.setattr(_Check, name, lambda self, name=name: asked.append(name))
+    run(two_stage(1, 1, 1, 1, 1, 1), check=True)
+    assert asked == list(METHODS.values())
 
 
 def test_an_idle_device_and_a_wrong_choice_are_noticed():

@@ -180,8 +180,7 @@ def test_stepping_through_time_agrees(program, cohorts):
 def test_fast_engine_is_equal(program, cohorts):
     """Every field of the result is equal, slices included.
 
-    Mutation that fails here: let `_bound` ignore the sender's clock (start from the head's base alone, one
-    transfer later), or drop `between` from `_run_two`.
+    Mutation that fails here: make `earliest_end` 1 ns later than it may be, or drop `between` from `run_two`.
     """
     reference = outcome(program, engine="simpy", cohorts=cohorts, timeline=True)
     fast = outcome(program, engine="fast", cohorts=cohorts, timeline=True)

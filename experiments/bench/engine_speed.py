@@ -95,11 +95,12 @@ def kernels_per_s(program: Program, engine: str, kernels: int) -> float:
 def measure(repeats: int, kernels: int) -> dict[str, list[float]]:
     """Alternate the yardstick and the engines; rates per second."""
     plan = two_gpu_plan()
+    ten = 4_800  # ten steps of 480 kernels a cohort
     fast_plans = {
         "fast: the same plan": plan,
-        "fast: 2 GPUs, 120 switches in 480, one lane, depth 2": two_gpu_plan(lanes=1),
-        "fast: 2 GPUs, 64 switches in 480, one lane, depth 4": two_gpu_plan(64, depth=4, lanes=1),
-        "fast: 2 GPUs, 2 switches in 480, one lane, depth 2": two_gpu_plan(2, lanes=1),
+        "fast: 2 GPUs, 120 switches per 480, one lane, depth 2": two_gpu_plan(10 * 120, ten, 2, 1),
+        "fast: 2 GPUs, 64 switches per 480, one lane, depth 4": two_gpu_plan(10 * 64, ten, 4, 1),
+        "fast: 2 GPUs, 2 switches per 480, one lane, depth 2": two_gpu_plan(10 * 2, ten, 2, 1),
         "fast: 1 GPU, depth 4": one_gpu_plan(depth=4),
         "fast: 1 GPU, depth 1": one_gpu_plan(),
     }

@@ -16,6 +16,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
+from tesserasim.errors import InputError
 from tesserasim.sim import order
 from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
 from tesserasim.sim.result import STARVED_AFTER, ChannelResult, DeadlockError, DeviceResult, SimResult, Slice, starved
@@ -235,6 +236,8 @@ class SimpyRun:
         entries = self.result.lanes[lane_index].entry_ns
         cohort = _Cohort(lane_index, slot, len(entries), self.entered, lane.tokens)
         self.entered += 1
+        if self.entered > order.MAX_COHORTS:
+            raise InputError(f"more than {order.MAX_COHORTS} cohorts in one run")
         now = self.env._now
         entries.append(now)
         for program in lane.streams:
