@@ -71,6 +71,10 @@ def test_the_cache_changes_nothing(name: str, cache: dict[Any, Any]) -> None:
     Mutation tried: a run's key without its depth.
     """
     row("replicas-lo", cache)
+    for depth in (1, 2):  # leaves runs at equal batch and other depth
+        evaluate(MIX, PAIR, COSTS, name, limits=Limits(batches=(32,), depths=(depth,)), cache=cache)
+        alone = evaluate(MIX, PAIR, COSTS, name, limits=Limits(batches=(32,), depths=(depth,)))
+        assert evaluate(MIX, PAIR, COSTS, name, limits=Limits(batches=(32,), depths=(depth,)), cache=cache) == alone
     assert row(name, cache) == row(name)
 
 

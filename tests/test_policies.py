@@ -146,6 +146,7 @@ def test_proportional() -> None:
     """
     assert proportional(np.array([2.0, 1.0]), 64) == [43, 21]
     assert proportional(np.array([1.0, 1.0, 1.0]), 64) == [22, 21, 21]
+    assert proportional(np.array([3.0, 1.0]), 6) == [5, 1]
     assert proportional(np.array([5.0, 0.0]), 64) == [64, 0]
 
 
@@ -239,7 +240,7 @@ def test_ratios_with_three_gpus() -> None:
     ("limits", "layers", "word"),
     [
         (Limits(max_seqs=64), 2, "max_seqs"), (Limits(latency_ms=500.0, max_seqs=10**6), 2, "latency"),
-        (Limits(batches=(1, 8)), 2, "grid"), (Limits(), 16, "memory of A"),
+        (Limits(batches=(1, 8)), 2, "grid"), (Limits(max_seqs=64), 6, "memory of A"),
     ],
 )  # fmt: skip
 def test_limited_by(limits: Limits, layers: int, word: str) -> None:
