@@ -95,7 +95,7 @@ def test_link_free_policies_reuse_runs(cache: dict[Any, Any]) -> None:
 def test_honest_numbers(cache: dict[Any, Any]) -> None:
     """Replicas = the better of both; N = budget / price, real and whole; equal for every policy's row.
 
-    Mutation tried: budget of the GPUs that the plan uses.
+    Mutation tried: N = 1 whatever the prices.
     """
     rows = {name: row(name, cache) for name in NAMES}
     assert len({r["replicas_per_s"] for r in rows.values()}) == 1

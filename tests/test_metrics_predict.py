@@ -66,7 +66,7 @@ def test_gaps_and_launches_are_latency_not_load() -> None:
 def test_waiting() -> None:
     """Split units wait for the other cohorts; units kept whole less; one device alone not at all.
 
-    Mutation tried: the same divisor for all.
+    Mutation tried: no exception for one device.
     """
     form = ClosedForm(llama(cluster(["A", "L"]), 8, [(500.0, 3.0), (250.0, 1.0)], layers=2))
     layers = contiguous(form, (0, 1))[0]
@@ -106,7 +106,7 @@ def test_sharing_machines() -> None:
 def test_assignment_round_trip() -> None:
     """A placement survives its words in a plan.
 
-    Mutation tried: `"*"` for the most frequent device of a unit.
+    Mutation tried: `"*"` for every unit.
     """
     form = ClosedForm(chain([[1.0, 1.0]] * 4, cluster(["A", "B"])))
     for x in ([0, 0, 0, 0], [0, 1, 0, 1], [1, 1, 1, 1]):
@@ -140,7 +140,7 @@ def test_single_at_depth_one_equals_the_engine() -> None:
 def test_contiguous_split_with_depth_equals_the_engine(kind: str) -> None:
     """With depth to spare a two-GPU layer split runs at its bottleneck: within 2 % of the engine.
 
-    Mutation tried: links counted for both directions together.
+    Mutation tried: a latency that depth does not divide.
     """
     mix = synthetic_mix(layers=4, output_tokens=32) if kind == "llm" else synthetic_image_mix(blocks=4, batches=(1,))
     batch = 8 if kind == "llm" else 1

@@ -116,7 +116,7 @@ def test_bound_holds_with_launch_costs(case: tuple[Workload, int], launch: float
 def test_llama_size(gbps: float, batch: int, depth: int) -> None:
     """832 sites: no worse than the best seed, small gap, inside memory, bound below, the same twice.
 
-    Mutation tried: a node limit of 0 without seeds.
+    Mutation tried: no seeds at all.
     """
     w = llama(cluster(["A", "L"], gbps, 5.0, [80, 48]), batch, PAIR)
     form = ClosedForm(w)
@@ -149,7 +149,7 @@ def test_a_poor_incumbent_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_never_worse_than_pd_and_af() -> None:
     """At equal (B, d) the plan is at least as good as every seed that fits: pd and af in both directions.
 
-    Mutation tried: dropping "whole units" from the seeds and the solver.
+    Mutation tried: no seed but the first.
     """
     w = llama(cluster(["A", "L"], 200.0), 32, PAIR, layers=4)
     form = ClosedForm(w)
