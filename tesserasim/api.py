@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from tesserasim.cluster.model import Cluster
 from tesserasim.cluster.parse import parse_cluster
 from tesserasim.errors import InputError
 from tesserasim.metrics.verdict import verdict
-from tesserasim.plan import Plan, read_plan
+from tesserasim.plans import Plan, read_plan
 from tesserasim.policies import policies as registered_policies
 from tesserasim.sweep.bench import OK, Options, check_gpus, run_case, run_plan, run_policy, write_run
 from tesserasim.sweep.locate import default_spec, find_mix
@@ -216,7 +215,3 @@ def describe_policies() -> list[dict[str, Any]]:
         {"name": name, "description": policy.summary, "uses_link": policy.uses_link}
         for name, policy in registered_policies().items()
     ]
-
-
-# `tesserasim.plan` is this function; importing the module of that name has put the module in its place.
-sys.modules["tesserasim"].plan = plan  # type: ignore[attr-defined]

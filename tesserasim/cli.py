@@ -113,7 +113,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from tesserasim import api
-    from tesserasim.plan import write_plan
+    from tesserasim.plans import write_plan
     from tesserasim.report.words import describe_plan
 
     mix = api.load_mix(options.mix)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tesserasim.case import US_PER_S, BoundViolatedError, Cache, Case, Ran
+from tesserasim.case import SETTLED, US_PER_S, BoundViolatedError, Cache, Case, Ran
 from tesserasim.cluster.model import Cluster
 from tesserasim.costs.base import CostModel
 from tesserasim.errors import DoesNotFitError, InputError
@@ -26,7 +26,7 @@ from tesserasim.honest import Honest, break_even, honest_numbers
 from tesserasim.metrics.memory import PlacedLane, why_not
 from tesserasim.metrics.summary import per_usd, tokens_per_s, usd_per_hour
 from tesserasim.metrics.uncertainty import interval80, p_win, rel_error
-from tesserasim.plan import Lane, Plan
+from tesserasim.plans import Lane, Plan
 from tesserasim.policies import find_policy, policies
 from tesserasim.policies.base import Limits, NotApplicable, Policy
 from tesserasim.trace.mix import Mix
@@ -135,12 +135,19 @@ def _evaluation(case: Case, ran: Ran, table: str | None) -> Evaluation:
         "gain80_vs_replicas": _gain(draws, honest.replicas_draws),
         "gain80_vs_single": _gain(draws, honest.single_draws),
         **break_even(case.cluster, plan, s.steady_per_s, honest.one_gpu_per_s),
-        "plan_status": plan.status, "plan_gap": plan.gap, "notes": list(plan.notes),
+        "plan_status": plan.status, "plan_gap": plan.gap, "notes": [*plan.notes, *_unsettled(s.change)],
+        "steady_change": s.change,
         "lanes": [_lane(case, lane, rate) for lane, rate in zip(plan.lanes, s.lane_per_s, strict=True)],
         "extrapolated": sorted({u for w in forms.values() for u in w.extrapolated}),
         "cost_sources": dict(zip((d.id for d in case.cluster.devices), _sources(forms[main.batch]), strict=True)),
     }  # fmt: skip
     return Evaluation(row, plan, [float(v) for v in draws])
+
+
+def _unsettled(change: float) -> list[str]:
+    if change < SETTLED:
+        return []
+    return [f"steady rate not settled: it moved by {100 * change:.1f} % when the window was last doubled"]
 
 
 def _sources(w: Workload) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tesserasim.case import Case, Ran, digest
 from tesserasim.cluster.model import Cluster
-from tesserasim.plan import Plan
+from tesserasim.plans import Plan
 from tesserasim.policies import find_policy
 from tesserasim.policies.single import SingleOn, first_of_each_type
 from tesserasim.workload import FloatArray

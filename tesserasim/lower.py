@@ -15,8 +15,9 @@ template, so a cohort of 200,000 kernels costs list operations, not a walk over 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from tesserasim.deps.cohort import Launch, carried_versions, value_bytes
 from tesserasim.deps.graph import UnitFlow, unit_flow
 from tesserasim.errors import InputError
 from tesserasim.mixtimes import MixTimes, launches_of, mix_times
-from tesserasim.plan import ANY_SITE, Lane, Plan
+from tesserasim.plans import ANY_SITE, Lane, Plan
 from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
 from tesserasim.trace.mix import Mix
 from tesserasim.trace.profile import IntArray, IntegerTimes, ProfileRun
@@ -46,7 +47,7 @@ def lower(
     lanes = tuple(
         _LaneBuilder(lane, times, cluster, channels, allow_extrapolation, labels).program() for lane in plan.lanes
     )
-    return Program(tuple(d.id for d in cluster.devices), tuple(channels.made), lanes)
+    return Program(tuple(d.id for d in cluster.devices), channels.within_ports(), lanes)
 
 
 class _Channels:
@@ -67,6 +68,22 @@ class _Channels:
             rate, latency = round(link.gbps * 1e9 / 8), int(link.latency_us * 1000 + 0.5)
             self.made.append(Channel(f"{a}->{b}", src, dst, rate, latency))
         return self._index[src, dst]
+
+    def within_ports(self) -> tuple[Channel, ...]:
+        """The channels, each slowed to its part of the ports (NICs) at both ends.
+
+        A port's bandwidth is dealt out evenly over the channels of one direction that a plan uses. That is
+        exact for two devices; with more it never exceeds a port and may leave some of it idle.
+        """
+        out, into = Counter(c.src for c in self.made), Counter(c.dst for c in self.made)
+        devices, ports = self.cluster.devices, self.cluster.nic_gbps
+        slowed = []
+        for c in self.made:
+            limits = [ports[devices[end].id] / sharing[end]
+                      for end, sharing in ((c.src, out), (c.dst, into)) if devices[end].id in ports]  # fmt: skip
+            rate = min([c.bytes_per_s, *(round(gbps * 1e9 / 8) for gbps in limits)])
+            slowed.append(replace(c, bytes_per_s=rate))
+        return tuple(slowed)
 
 
 @dataclass(frozen=True, slots=True)

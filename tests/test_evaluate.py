@@ -16,7 +16,7 @@ from tesserasim.errors import DoesNotFitError, InputError
 from tesserasim.evaluate import BoundViolatedError, evaluate, evaluate_plan, honest_numbers, set_p_win
 from tesserasim.metrics.summary import LaneOutcome, Outcome, summarise
 from tesserasim.metrics.verdict import verdict
-from tesserasim.plan import Lane, Plan
+from tesserasim.plans import Lane, Plan
 from tesserasim.policies import Limits
 from tesserasim.trace.synthetic import synthetic_image_mix, synthetic_mix
 

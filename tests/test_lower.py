@@ -16,7 +16,7 @@ from tesserasim.cluster.model import Cluster
 from tesserasim.deps.graph import CARRIED
 from tesserasim.errors import InputError
 from tesserasim.lower import lower
-from tesserasim.plan import Lane, Plan
+from tesserasim.plans import Lane, Plan
 from tesserasim.sim.engine import run
 from tesserasim.sim.program import Program
 from tesserasim.sim.validate import check_program

@@ -10,8 +10,8 @@ from tesserasim.case import Case
 from tesserasim.cluster.parse import parse_cluster
 from tesserasim.costs.base import default_costs
 from tesserasim.metrics.predict import QUEUEING, ClosedForm, LaneLoad, share_machines
-from tesserasim.plan import Lane
 from tesserasim.planner.seeds import contiguous
+from tesserasim.plans import Lane
 from tesserasim.policies import Limits, Policy, Run
 from tesserasim.trace.synthetic import synthetic_image_mix, synthetic_mix
 

@@ -20,7 +20,7 @@ from tesserasim.metrics.uncertainty import (
     rel_error,
     simulator_error,
 )
-from tesserasim.plan import Lane, Plan
+from tesserasim.plans import Lane, Plan
 from tesserasim.workload import Workload
 
 pytestmark = pytest.mark.quick

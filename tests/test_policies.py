@@ -9,9 +9,9 @@ import pytest
 from planner_cases import GB, chain, cluster, image, llama, llm
 
 from tesserasim.errors import InputError
-from tesserasim.plan import Plan
 from tesserasim.planner.place import place
 from tesserasim.planner.seeds import af_vector, pd_vector
+from tesserasim.plans import Plan
 from tesserasim.policies import Context, Limits, NotApplicable, Policy, Run, find_policy, policies, register
 from tesserasim.policies.base import _REGISTRY
 from tesserasim.policies.replicas import proportional

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tesserasim.cluster.model import Cluster, Device, GpuSpec, Link
 from tesserasim.costs.base import KernelTimes
-from tesserasim.plan import Lane, Plan
+from tesserasim.plans import Lane, Plan
 from tesserasim.trace.mix import Mix
 from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
 

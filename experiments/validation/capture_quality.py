@@ -22,7 +22,8 @@ TRACES = Path(__file__).resolve().parents[2] / "traces"
 
 def bytes_needed(trace: Trace) -> int:
     """Weights except the embedding table, and the whole KV cache, each read once."""
-    weights = sum(b.nbytes for b in trace.buffers if b.role == "weight" and b.name not in ("embed", "rope.cos", "rope.sin"))
+    tables = ("embed", "rope.cos", "rope.sin")  # looked up, not read as a whole
+    weights = sum(b.nbytes for b in trace.buffers if b.role == "weight" and b.name not in tables)
     kv = sum(b.nbytes for b in trace.buffers if b.role == "state" and b.bytes_per_token)
     return weights + kv
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tesserasim.cluster.parse import parse_cluster
 from tesserasim.costs.base import default_costs
 from tesserasim.lower import lower
-from tesserasim.plan import Lane, Plan
+from tesserasim.plans import Lane, Plan
 from tesserasim.sim.engine import run
 from tesserasim.trace.mix import Mix, UnitInstance, load_mix
 from tesserasim.trace.model import Trace

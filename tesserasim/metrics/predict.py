@@ -30,7 +30,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from tesserasim.plan import Lane
+from tesserasim.plans import Lane
 from tesserasim.workload import FloatArray, Workload
 
 IntArray = NDArray[np.int64]

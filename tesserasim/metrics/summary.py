@@ -19,7 +19,7 @@ import numpy as np
 
 from tesserasim.cluster.model import Cluster
 from tesserasim.metrics.predict import NS
-from tesserasim.plan import Plan
+from tesserasim.plans import Plan
 from tesserasim.sim.result import SimResult
 from tesserasim.trace.mix import Mix
 
@@ -44,12 +44,13 @@ class Outcome:
     lanes: tuple[LaneOutcome, ...]
     utilisation: tuple[float, ...]
     engine: str
+    change: float = 0.0  # of the steady rate when the window was last doubled (0.002: by 0.2 %)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def outcome(result: SimResult, devices: Sequence[str]) -> Outcome:
+def outcome(result: SimResult, devices: Sequence[str], change: float = 0.0) -> Outcome:
     """The outcome of a simulated component; `devices` are its device ids, in the component's order."""
     used = {d.name: d.utilisation for d in result.devices}
     end = max(d.span_ns for d in result.devices)  # the component runs until its last lane has its window
@@ -60,7 +61,7 @@ def outcome(result: SimResult, devices: Sequence[str]) -> Outcome:
         )
         for lane in result.lanes
     )  # fmt: skip
-    return Outcome(lanes, tuple(used[d] for d in devices), result.engine)
+    return Outcome(lanes, tuple(used[d] for d in devices), result.engine, change)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Summary:
     latency_ms: Mapping[str, float]  # mean, p50, p90, p99 of a request, entry of its cohort to completion
     utilisation: Mapping[str, float]  # device id -> share of the window in which a kernel ran
     lane_per_s: tuple[float, ...]  # steady, in the order of the plan's lanes
+    change: float = 0.0  # largest of the components
 
 
 def summarise(plan: Plan, cluster: Cluster, parts: Sequence[tuple[Sequence[str], Outcome]], dispatch: str) -> Summary:
@@ -95,7 +97,9 @@ def summarise(plan: Plan, cluster: Cluster, parts: Sequence[tuple[Sequence[str],
     for devices, part in parts:
         factor = max(pace[lane.name] for lane in part.lanes)
         use.update({d: u * factor for d, u in zip(devices, part.utilisation, strict=True)})
-    return Summary(float(rates.sum()), float(ramped.sum()), _latency(lanes, rates), use, tuple(map(float, rates)))
+    change = max(part.change for _, part in parts)
+    each = tuple(map(float, rates))
+    return Summary(float(rates.sum()), float(ramped.sum()), _latency(lanes, rates), use, each, change)
 
 
 def _latency(lanes: Sequence[LaneOutcome], rates: np.ndarray) -> dict[str, float]:

@@ -25,7 +25,7 @@ from importlib import resources
 import numpy as np
 
 from tesserasim.metrics.predict import EQUAL, NS, ClosedForm, IntArray, LaneLoad, lane_load, share_machines
-from tesserasim.plan import Plan
+from tesserasim.plans import Plan
 from tesserasim.workload import FloatArray
 
 DRAWS = 200

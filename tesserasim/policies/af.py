@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from tesserasim.plan import Plan
 from tesserasim.planner.seeds import af_vector
+from tesserasim.plans import Plan
 from tesserasim.policies.base import Context, NotApplicable, Policy, Run, register
 
 

@@ -35,7 +35,7 @@ from tesserasim.cluster.model import Cluster, cluster_hash
 from tesserasim.errors import InputError
 from tesserasim.metrics.memory import PlacedLane, max_sequences, overflow, placed_bytes, why_not
 from tesserasim.metrics.predict import NS, ClosedForm, IntArray, LaneLoad, lane_load, share_machines
-from tesserasim.plan import Lane, Plan
+from tesserasim.plans import Lane, Plan
 from tesserasim.trace.mix import Mix
 from tesserasim.workload import Workload
 

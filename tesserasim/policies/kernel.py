@@ -13,8 +13,8 @@ import numpy as np
 from tesserasim.errors import DoesNotFitError
 from tesserasim.metrics.memory import could_fit, max_sequences
 from tesserasim.metrics.predict import NS
-from tesserasim.plan import Plan
 from tesserasim.planner.place import GAP, NODES, PROVEN, Placement, Start, finish, ideal_ns, start
+from tesserasim.plans import Plan
 from tesserasim.policies.base import KEEP, Context, NotApplicable, Policy, Run, Scored, hedge, register
 
 #: A point is solved if its bound beats the best plan by more than this (the solver's own gap).

@@ -14,8 +14,8 @@ from itertools import combinations
 
 import numpy as np
 
-from tesserasim.plan import Plan
 from tesserasim.planner.seeds import pd_vector
+from tesserasim.plans import Plan
 from tesserasim.policies.base import KEEP, Context, NotApplicable, Policy, Run, Scored, hedge, register
 
 #: Splits (best predicted first) to which overflow lanes are added.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tesserasim.plan import Plan
+from tesserasim.plans import Plan
 from tesserasim.policies.base import Context, NotApplicable, Policy, Run, Scored, register
 from tesserasim.policies.single import on_device
 

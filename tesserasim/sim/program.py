@@ -72,11 +72,12 @@ class Program:
     devices: tuple[str, ...]
     channels: tuple[Channel, ...]
     lanes: tuple[LaneProgram, ...]
+    stretch: int = 1  # windows this many times as long
 
     def warmup(self, lane: LaneProgram) -> int:
         """Completions before the window: 2 d."""
         return 2 * lane.depth
 
     def window(self, lane: LaneProgram) -> int:
-        """Completions in the window: 2 d for cohorts of >= 100 units, else 8 d."""
-        return (2 if lane.units >= 100 else 8) * lane.depth
+        """Completions in the window: 2 d for cohorts of >= 100 units, else 8 d, times `stretch`."""
+        return (2 if lane.units >= 100 else 8) * lane.depth * self.stretch

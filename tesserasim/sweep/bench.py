@@ -14,7 +14,7 @@ from tesserasim.cluster.model import Cluster
 from tesserasim.costs.base import default_costs
 from tesserasim.errors import InputError
 from tesserasim.evaluate import Cache, Evaluation, evaluate, evaluate_plan, set_p_win
-from tesserasim.plan import Plan
+from tesserasim.plans import Plan
 from tesserasim.policies import Limits, policies
 from tesserasim.policies.base import BATCHES, DEPTHS
 from tesserasim.sweep.locate import find_mix

@@ -6,7 +6,6 @@ lists its unit instances in program order, in whole launches; the planner alone 
 
 from __future__ import annotations
 
-import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
