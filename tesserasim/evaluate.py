@@ -130,10 +130,12 @@ def _evaluation(case: Case, ran: Ran, table: str | None) -> Evaluation:
         "replicas_per_s": honest.replicas_per_s, "replicas_policy": honest.replicas_policy,
         "best_single_per_s": honest.best_single_per_s, "best_single_int_per_s": honest.best_single_int_per_s,
         "best_single_gpu": honest.best_single_gpu, "best_single_count": honest.best_single_count,
-        "interval80": list(interval80(draws)), "rel_error": rel_error(draws),
+        "median_per_s": float(np.median(draws)), "interval80": list(interval80(draws)), "rel_error": rel_error(draws),
         "p_win": _p_win(draws, honest), "regime": "near", "engine": ran.engine,
         "gain80_vs_replicas": _gain(draws, honest.replicas_draws),
         "gain80_vs_single": _gain(draws, honest.single_draws),
+        "gain_vs_replicas": _median_gain(draws, honest.replicas_draws),
+        "gain_vs_single": _median_gain(draws, honest.single_draws),
         **break_even(case.cluster, plan, s.steady_per_s, honest.one_gpu_per_s),
         "plan_status": plan.status, "plan_gap": plan.gap, "notes": [*plan.notes, *_unsettled(s.change)],
         "steady_change": s.change,
@@ -164,6 +166,11 @@ def _lane(case: Case, lane: Lane, per_s: float) -> dict[str, Any]:
 def _gain(draws: FloatArray, other: FloatArray | None) -> list[float] | None:
     """80 % interval of the gain over another plan, draw by draw (0.07 = 7 % faster)."""
     return None if other is None else [g - 1.0 for g in interval80(draws / other)]
+
+
+def _median_gain(draws: FloatArray, other: FloatArray | None) -> float | None:
+    """Median over the draws of the gain over another plan."""
+    return None if other is None else float(np.median(draws / other)) - 1.0
 
 
 def _p_win(draws: FloatArray, honest: Honest) -> float:

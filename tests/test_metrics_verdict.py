@@ -44,6 +44,18 @@ def test_single_wins_and_kernel_equals_it() -> None:
     assert verdict(rows).startswith("single wins, P(win) 0.83; kernel finds no split that pays and equals it")
 
 
+def test_who_wins_is_decided_by_the_draws() -> None:
+    """Kernel is 1 % faster if every predicted time is right, and loses 4 draws of 5: replicas win, both are said.
+
+    Mutation tried: the winner by nominal throughput.
+    """
+    rows = [row("kernel", 10.1, p_win=0.2, gain_vs_replicas=-0.05, gain80_vs_replicas=[-0.2, 0.01], median_per_s=9.5),
+            row("replicas-lo", 10.0, p_win=0.8)]  # fmt: skip
+    assert verdict(rows).startswith(
+        "replicas-lo beats kernel by 5 % [-1, 25], P(win) 0.80; at the predicted times kernel leads by 1.0 %; "
+    )
+
+
 def test_budget_warns() -> None:
     """More single GPUs for the same money win: said, with the count, and that whole GPUs do not.
 

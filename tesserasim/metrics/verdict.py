@@ -2,9 +2,11 @@
 
     kernel beats replicas-lo by 7 % [2, 12], P(win) 0.83; break-even L40S price $1.31/h; bound 19 % above
 
-The winner is the policy with the highest throughput; it is held against the best *honest* alternative:
-independent replicas, or the best single GPU type at equal budget. Warnings follow: origins that were not
-measured, units the mix lacks, points beyond the captured grid.
+The winner is the policy that is fastest in most draws of the costs' errors (P(win)), and the gain is the median
+over the draws with its 80 % interval: a plan that looks best only if every predicted time is right does not win.
+Where the nominal times would name another policy, the line says so. It is held against the best *honest*
+alternative: independent replicas, or the best single GPU type at equal budget. Warnings follow: origins that were
+not measured, units the mix lacks, points beyond the captured grid.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ def verdict(rows: Sequence[Row]) -> str:
     usable = [r for r in rows if r.get("throughput_per_s")]
     if not usable:
         return "no policy can run here"
-    top = max(float(r["throughput_per_s"]) for r in usable)
-    tied = [r for r in usable if r["throughput_per_s"] >= top * (1 - TIE)]
+    sure = max(float(r.get("p_win") or 0.0) for r in usable)
+    likely = [r for r in usable if float(r.get("p_win") or 0.0) >= sure]
+    top = max(float(r["throughput_per_s"]) for r in likely)
+    tied = [r for r in likely if r["throughput_per_s"] >= top * (1 - TIE)]
     order = {name: i for i, name in enumerate(HONEST)}
     winner = min(tied, key=lambda r: (order.get(str(r["policy"]), len(HONEST)), str(r["policy"])))
     joint = [r for r in usable if r["policy"] not in HONEST]
@@ -33,8 +37,15 @@ def verdict(rows: Sequence[Row]) -> str:
         head = _honest_wins(winner, joint)
     else:
         head = _joint_wins(winner)
-    parts = [head, _budget(winner), _break_even(winner), _bound(winner)]
+    parts = [head, _nominal(winner, usable), _budget(winner), _break_even(winner), _bound(winner)]
     return "; ".join(p for p in parts if p) + _warnings(usable)
+
+
+def _nominal(winner: Row, rows: Sequence[Row]) -> str:
+    """The policy that leads at nominal times, if it is another one."""
+    first = max(rows, key=lambda r: float(r["throughput_per_s"]))
+    lead = first["throughput_per_s"] / winner["throughput_per_s"]
+    return f"at the predicted times {first['policy']} leads by {100 * (lead - 1):.1f} %" if lead > 1 + TIE else ""
 
 
 def _percent(ratio: float) -> str:
@@ -55,17 +66,20 @@ def _joint_wins(winner: Row) -> str:
     if not replicas:
         return f"{winner['policy']} wins{_chance(winner)}; replicas cannot run"
     name = winner.get("replicas_policy") or "replicas-lo"
-    gain = _percent(winner["throughput_per_s"] / replicas)
+    median = winner.get("gain_vs_replicas")
+    gain = _percent(winner["throughput_per_s"] / replicas if median is None else 1 + median)
     return f"{winner['policy']} beats {name} by {gain}{_range(winner.get('gain80_vs_replicas'))}{_chance(winner)}"
 
 
 def _honest_wins(winner: Row, joint: Sequence[Row]) -> str:
     if not joint:
         return f"{winner['policy']} wins{_chance(winner)}; no disaggregated policy applies"
-    best = max(joint, key=lambda r: (float(r["throughput_per_s"]), str(r["policy"])))
-    if best["throughput_per_s"] >= winner["throughput_per_s"] * (1 - TIE):
+    best = max(joint, key=lambda r: (float(r.get("median_per_s") or r["throughput_per_s"]), str(r["policy"])))
+    if abs(best["throughput_per_s"] / winner["throughput_per_s"] - 1) <= TIE:
         return f"{winner['policy']} wins{_chance(winner)}; {best['policy']} finds no split that pays and equals it"
     ratio = winner["throughput_per_s"] / best["throughput_per_s"]
+    if winner["policy"] != "single" and best.get("gain_vs_replicas") is not None:
+        ratio = 1 / (1 + best["gain_vs_replicas"])
     interval = best.get("gain80_vs_replicas") if winner["policy"] != "single" else None
     # The stored gain is best / replicas - 1; the winner's gain over best turns it round.
     turned = [1 / (1 + g) - 1 for g in reversed(interval)] if interval else None

@@ -7,7 +7,9 @@ from typing import Any
 
 Row = Mapping[str, Any]
 CASE = ("mix", "cluster", "link", "table")
-_HEAD = ("policy", "B", "d", "limited by", "rate", "80 % interval", "$/h", "per $", "vs replicas", "P(win)")
+_HEAD = (
+    "policy", "B", "d", "limited by", "simulated", "median [80 % interval]", "$/h", "per $", "vs replicas", "P(win)",
+)  # fmt: skip
 _LEFT = {0, 3}
 
 
@@ -74,7 +76,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     p_win = row.get("p_win")
     return (
         str(row["policy"]), str(row.get("batch") or "-"), str(row.get("depth") or "-"),
-        str(row.get("limited_by") or "-"), number(rate), f"[{number(low)}, {number(high)}]",
+        str(row.get("limited_by") or "-"), number(rate),
+        f"{number(row.get('median_per_s'))} [{number(low)}, {number(high)}]",
         number(row.get("usd_per_hour")), number(row.get("per_usd")), against,
         "-" if p_win is None else f"{p_win:.2f}",
     )  # fmt: skip

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 #: Columns that come first in the summary files; everything else follows by name.
 FIRST = (
     "mix", "cluster", "link", "table", "policy", "status", "reason", "batch", "depth", "limited_by",
-    "throughput_per_s", "throughput_unit", "interval80_low", "interval80_high", "rel_error", "p_win",
+    "throughput_per_s", "throughput_unit", "median_per_s", "interval80_low", "interval80_high", "rel_error", "p_win",
     "steady_throughput_per_s", "usd_per_hour", "per_usd", "bound_per_s", "bound_batch", "replicas_per_s",
     "best_single_per_s", "best_single_int_per_s",
 )  # fmt: skip
