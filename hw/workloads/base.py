@@ -18,7 +18,7 @@ Scope = Callable[[str], AbstractContextManager[Any]]
 class UnitSpec:
     """One point of a unit's grid: what becomes one trace file."""
 
-    name: str  # prefill | decode | denoise
+    name: str  # prefill | decode | denoise | encode | ...
     phase: str
     batch: int
     tokens: int = 1  # new tokens per sequence
@@ -28,7 +28,8 @@ class UnitSpec:
     @property
     def file_stem(self) -> str:
         if self.name == "prefill":
-            return f"prefill-b{self.batch}-t{self.tokens}"
+            past = f"-c{self.context}" if self.context > self.tokens else ""
+            return f"prefill-b{self.batch}-t{self.tokens}{past}"
         if self.name == "decode":
             return f"decode-b{self.batch}-c{self.context}"
         return f"{self.name}-b{self.batch}"
@@ -36,6 +37,22 @@ class UnitSpec:
     def as_dict(self) -> dict[str, Any]:
         point = {"name": self.name, "phase": self.phase, "batch": self.batch, "tokens": self.tokens}
         return {**point, "context": self.context, **(self.extra or {})}
+
+
+def prefill_grid(
+    tokens: Sequence[int] = (256, 512, 1024, 2048, 4096, 8192), past: Sequence[int] = (4096, 16384)
+) -> list[UnitSpec]:
+    """Whole prompts of one sequence, then a chunk of 2048 tokens on each past."""
+    whole = [UnitSpec("prefill", "prefill", 1, t, t) for t in tokens]
+    return whole + [UnitSpec("prefill", "prefill", 1, 2048, 2048 + p) for p in past]
+
+
+def decode_grid(
+    fits: Callable[[int, int], bool], batches: Sequence[int] = (1, 8, 32, 64, 128, 256),
+    contexts: Sequence[int] = (512, 2048, 4096, 8192),
+) -> list[UnitSpec]:  # fmt: skip
+    """Decode steps at every (batch, context) whose state fits beside the weights."""
+    return [UnitSpec("decode", "decode", b, 1, c) for c in contexts for b in batches if fits(b, c)]
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,19 @@ class Workload(ABC):
     @abstractmethod
     def weights_of(self, module: str) -> str:
         """The part ('attention', 'ffn', 'embed', 'head', 'other') a weight's module path belongs to."""
+
+
+def functions(compiled: bool, **parts: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The parts of a model, each compiled as a whole for every static shape it meets."""
+    if not compiled:
+        return parts
+    allow_recompiles()
+    return {k: torch.compile(f, fullgraph=True, dynamic=False) for k, f in parts.items()}
+
+
+def under(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors of one module, by their names inside it."""
+    return {k[len(prefix) + 1 :]: v for k, v in tensors.items() if k.startswith(prefix + ".")}
 
 
 def allow_recompiles() -> None:
