@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from hw.errors import HardwareError  # noqa: E402
-from hw.workloads import check_workload, load_workload, workload_names  # noqa: E402
-from hw.workloads.base import UnitSpec, decode_grid, prefill_grid  # noqa: E402
+from hw.errors import HardwareError
+from hw.workloads import check_workload, load_workload, workload_names
+from hw.workloads.base import UnitSpec, decode_grid, prefill_grid
 
 pytestmark = pytest.mark.quick
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hw.workloads.base import NamedTensor, UnitSpec, Workload, allow_recompiles
+from hw.workloads.base import NamedTensor, UnitSpec, Workload, allow_recompiles, decode_grid, prefill_grid
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,17 @@ def _rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Grouped-query attention over a whole cache; the last query sees the last key."""
+    new, context = q.shape[2], k.shape[2]
+    if not causal or new == context:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    if q.is_cuda:  # `is_causal` of the public function counts from the first key, the flash kernel from the last
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+    mask = torch.ones(new, context, dtype=torch.bool, device=q.device).tril(context - new)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
 def block(
     x: torch.Tensor, position: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     cos: torch.Tensor, sin: torch.Tensor,
@@ -60,7 +71,7 @@ def block(
     k_cache.index_copy_(2, position, k)
     v_cache.index_copy_(2, position, v)
     # The whole cache is valid: a decode step is captured at the end of its context, a prefill fills it.
-    y = F.scaled_dot_product_attention(q, k_cache, v_cache, is_causal=prefill, enable_gqa=True)
+    y = attend(q, k_cache, v_cache, prefill)
     x = x + F.linear(y.transpose(1, 2).reshape(b, t, q_width), wo)
     gate, up = F.linear(_norm(x, norm2, cfg.eps), w13).chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, w2)
@@ -100,7 +111,8 @@ class Llama(Workload):
                 f"layers.{i}.w13": weight(2 * cfg.ffn, cfg.hidden), f"layers.{i}.w2": weight(cfg.hidden, cfg.ffn),
             }  # fmt: skip
         self.weights |= {"norm": ones(), "lm_head": weight(cfg.vocab, cfg.hidden)}
-        self._angles(8448)
+        self._angles("rope", 8448)
+        self._angles("rope_long", 18688)  # of its own, so that units on a short context keep their table
         self._fn: dict[str, Callable[..., Any]] = {"embed": embed, "block": block, "head": head}
         if compiled:
             allow_recompiles()
@@ -108,22 +120,16 @@ class Llama(Workload):
         self.inputs: dict[str, torch.Tensor] = {}
         self.kv: list[tuple[torch.Tensor, torch.Tensor]] = []  # per layer: key cache, value cache
 
-    def _angles(self, positions: int) -> None:
+    def _angles(self, name: str, positions: int) -> None:
         d = self.cfg.head_dim
         inverse = self.cfg.theta ** (-torch.arange(0, d, 2, device=self.device).float() / d)
         angle = torch.arange(positions, device=self.device).float()[:, None] * inverse[None]
         # Lookup tables are weights in all but name: fixed, and wherever a layer runs.
-        self.weights |= {"rope.cos": angle.cos(), "rope.sin": angle.sin()}
+        self.weights |= {f"{name}.cos": angle.cos(), f"{name}.sin": angle.sin()}
 
     def units(self) -> Sequence[UnitSpec]:
-        prefill = [UnitSpec("prefill", "prefill", 1, t, t) for t in (512, 1024, 2048, 4096)]
-        decode = [
-            UnitSpec("decode", "decode", b, 1, c)
-            for c in (512, 2048, 4096)
-            for b in (1, 8, 32, 64, 128, 256)
-            if b * c <= 256 * 2048  # 64 GiB of KV beside 15 GiB of weights
-        ]
-        return [*prefill, *decode]
+        # At most 64 GiB of KV beside 15 GiB of weights.
+        return [*prefill_grid(), *decode_grid(lambda b, c: b * c <= 256 * 2048)]
 
     def prepare(self, unit: UnitSpec) -> Callable[[], Any]:
         cfg, b, t = self.cfg, unit.batch, unit.tokens
@@ -148,6 +154,7 @@ class Llama(Workload):
     @torch.no_grad()
     def _step(self, unit: UnitSpec) -> None:
         w, prefill = self.weights, unit.tokens > 1
+        rope = "rope" if unit.context <= w["rope.cos"].shape[0] else "rope_long"
         with self.scope("embed"):
             x = self._fn["embed"](self.inputs["prompt" if prefill else "next_token"], w["embed"])
         for i in range(self.cfg.layers):
@@ -155,7 +162,7 @@ class Llama(Workload):
             with self.scope(p):
                 names = ("norm1", "wqkv", "wo", "norm2", "w13", "w2")
                 x = self._fn["block"](
-                    x, self.inputs["position"], *self.kv[i], w["rope.cos"], w["rope.sin"],
+                    x, self.inputs["position"], *self.kv[i], w[f"{rope}.cos"], w[f"{rope}.sin"],
                     *(w[f"{p}.{n}"] for n in names), self.cfg, prefill,
                 )  # fmt: skip
         with self.scope("head"):
