@@ -157,6 +157,7 @@ class _LaneBuilder:
         return LaneProgram(
             self.lane.name, self.lane.batch, self.lane.depth, tuple(self.streams[d].program for d in active),
             self.tokens, self.mix.launches(self.lane.batch), self.lane.priority,
+            int(self.lane.stagger_us * 1000 + 0.5),
         )  # fmt: skip
 
     # -- placement ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any
 from tesserasim.errors import InputError
 
 PLAN_VERSION = 1
+MAX_STAGGER_US = 3.6e9  # an hour
 #: In an assignment, the site that stands for every site not named.
 ANY_SITE = "*"
 
@@ -32,6 +33,9 @@ class Lane:
     assignment: Mapping[str, Mapping[str, str]]  # unit -> {site or "*": device id}
     share: float = 1.0  # of the requests, over the lanes of the plan
     priority: int = 0  # lower runs first; inside a priority the older cohort runs first
+    #: Slot k takes its first cohort at k * stagger. Cohorts that enter together may go through the machines
+    #: together for ever, each stage idle while they are in the next; a pipeline is filled one by one.
+    stagger_us: float = 0.0
 
     def device_of(self, unit: str, site: str) -> str:
         """Device of a site; KeyError names the unit and site that the plan leaves out."""
@@ -99,6 +103,8 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     for lane in plan.lanes:
         if not isinstance(lane.batch, int) or not isinstance(lane.depth, int) or lane.batch < 1 or lane.depth < 1:
             raise InputError(f"{where}: lane {lane.name}: batch and depth must be whole numbers of at least 1")
+        if not isinstance(lane.stagger_us, int | float) or not 0 <= lane.stagger_us <= MAX_STAGGER_US:
+            raise InputError(f"{where}: lane {lane.name}: stagger_us must be between 0 and {MAX_STAGGER_US:g}")
     if not plan.lanes:
         raise InputError(f"{where}: the plan has no lanes")
     return plan

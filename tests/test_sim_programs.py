@@ -53,7 +53,8 @@ def lane_programs(draw, index, devices, channels, max_kernels):
     kept = tuple(draw(st.permutations([s for s in streams if s.duration or draw(small)])))
     units, priority = draw(st.sampled_from([1, 100])), draw(st.integers(-1, 1))
     depth, batch = draw(st.integers(1, 3)), draw(st.integers(1, 4))
-    return LaneProgram(f"lane{index}", batch, depth, kept, tokens, units, priority)
+    stagger = draw(st.sampled_from([0, 0, 1, 7, 40]))
+    return LaneProgram(f"lane{index}", batch, depth, kept, tokens, units, priority, stagger)
 
 
 @st.composite
@@ -77,7 +78,8 @@ def step_through(program, lanes, goals):
     done, entered, busy = {i: [] for i in lanes}, 0, {}
     live, arrivals, queues = [], [], {k: [] for k in range(len(program.channels))}
     running, carrying = {}, {}
-    free = [(i, slot) for i in lanes for slot in range(program.lanes[i].depth)]
+    slots = [(i, slot) for i in lanes for slot in range(program.lanes[i].depth)]
+    free = []
     t = 0
     while True:
         changed = True
@@ -119,6 +121,8 @@ def step_through(program, lanes, goals):
             ):
                 live.remove(cohort)
                 free.append((cohort["lane"], cohort["slot"]))
+        free += [(i, slot) for i, slot in slots if slot * program.lanes[i].stagger_ns == t]
+        slots = [(i, slot) for i, slot in slots if slot * program.lanes[i].stagger_ns > t]
         for i, slot in sorted(free):
             at = {s.device: 0 for s in program.lanes[i].streams}
             live.append(

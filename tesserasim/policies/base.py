@@ -181,7 +181,12 @@ class Context:
         return "", ""
 
     def _lane(self, r: Run) -> Lane:
-        return Lane(r.name, r.batch, r.depth, self.form(r.batch).assignment(r.x), r.share, r.priority)
+        form = self.form(r.batch)
+        lane = Lane(r.name, r.batch, r.depth, form.assignment(r.x), r.share, r.priority)
+        if r.depth == 1 or len(lane.devices) == 1:
+            return lane
+        # A pipeline is filled one cohort a period: those that enter together may stay together for ever.
+        return replace(lane, stagger_us=round(form.predict(r.x, r.depth).ideal_ns / 1000.0, 3))
 
     def plans(self, policy: Policy, scored: Sequence[Scored], keep: int = KEEP) -> list[Plan] | NotApplicable:
         """The best `keep` that may run, as plans with `limited_by`; NotApplicable if none may."""

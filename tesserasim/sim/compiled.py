@@ -59,6 +59,7 @@ class CompiledLane:
     index: int
     rank: int  # of its priority among the lanes
     depth: int
+    stagger_ns: int
     tokens: int
     codes: list[Code | None]
     used: list[int]  # devices with kernels
@@ -74,7 +75,7 @@ def compile_lane(program: Program, index: int, rank: int) -> CompiledLane:
             codes[s.device] = _compile(program.channels, s)
             _note_sources(program.channels, s, sources)
     used = [d for d, c in enumerate(codes) if c is not None]
-    return CompiledLane(index, rank, lane.depth, lane.tokens, codes, used, sources)
+    return CompiledLane(index, rank, lane.depth, lane.stagger_ns, lane.tokens, codes, used, sources)
 
 
 def _compile(channels: tuple[Channel, ...], s: StreamProgram) -> Code:

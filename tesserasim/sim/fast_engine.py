@@ -60,7 +60,7 @@ class FastRun:
         """Run until every lane has its window; fill the result in; return the end in ns."""
         for lane in self.lanes:
             for slot in range(lane.depth):
-                self._enter(lane, slot, 0)
+                self._enter(lane, slot, slot * lane.stagger_ns)
         devices = list(self.devices.values())
         while True:
             device = min(devices, key=_clock)

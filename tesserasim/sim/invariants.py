@@ -172,12 +172,13 @@ class _Check:
                    if i == lane and slot == self.slot_of[lane, cohort])  # fmt: skip
 
     def slots(self) -> None:
-        """6: a cohort enters its slot exactly when the former's last kernel and transfer have ended."""
+        """6: a cohort enters its slot exactly when the former's last kernel and transfer have ended, the first
+        one when the slot opens."""
         last: dict[tuple[int, int], int] = {}
         for i, c in sorted(self.slot_of):
             slot = (i, self.slot_of[i, c])
             entry = self.result.lanes[i].entry_ns[c]
-            free = 0
+            free = slot[1] * self.program.lanes[i].stagger_ns
             if slot in last:
                 ends = self._last_end(i, last[slot])
                 _need(ends is not None, 6, f"lane {i}, cohort {c} enters a slot in use")

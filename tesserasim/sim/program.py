@@ -65,6 +65,7 @@ class LaneProgram:
     tokens: int  # number of tokens a cohort uses
     units: int  # unit launches per cohort (decides the window)
     priority: int = 0
+    stagger_ns: int = 0  # slot k opens at k * stagger_ns
 
 
 @dataclass(slots=True)
@@ -72,12 +73,16 @@ class Program:
     devices: tuple[str, ...]
     channels: tuple[Channel, ...]
     lanes: tuple[LaneProgram, ...]
-    stretch: int = 1  # windows this many times as long
+    stretch: int = 1  # length of a run after its first 2 d completions, in windows; a power of 2
 
     def warmup(self, lane: LaneProgram) -> int:
-        """Completions before the window: 2 d."""
-        return 2 * lane.depth
+        """Completions before the window: 2 d, and half of a stretched run."""
+        return 2 * lane.depth + (self._window(lane) * self.stretch // 2 if self.stretch > 1 else 0)
 
     def window(self, lane: LaneProgram) -> int:
-        """Completions in the window: 2 d for cohorts of >= 100 units, else 8 d, times `stretch`."""
-        return (2 if lane.units >= 100 else 8) * lane.depth * self.stretch
+        """Completions in the window: 2 d for cohorts of >= 100 units, else 8 d; the second half of a stretched run."""
+        return self._window(lane) * max(1, self.stretch // 2)
+
+    @staticmethod
+    def _window(lane: LaneProgram) -> int:
+        return (2 if lane.units >= 100 else 8) * lane.depth

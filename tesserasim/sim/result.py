@@ -59,10 +59,10 @@ class LaneResult:
         """Requests per second in the window: B W / (last completion - completion before the window)."""
         return self.batch * self.window * NS_PER_S / (self.window_end_ns - self.window_start_ns)
 
-    def first_part_per_s(self, window: int) -> float:
-        """`steady_per_s` as a run with a shorter window would have given it."""
-        last = self.completion_ns[self.warmup + window - 1]
-        return self.batch * window * NS_PER_S / (last - self.window_start_ns)
+    def before_per_s(self, completions: int) -> float:
+        """Requests per second over that many completions right before the window."""
+        first = self.completion_ns[self.warmup - completions - 1]
+        return self.batch * completions * NS_PER_S / (self.window_start_ns - first)
 
     @property
     def end_to_end_per_s(self) -> float:

@@ -108,7 +108,7 @@ class SimpyRun:
             for s in program.lanes[i].streams
         }
         self.entered = 0
-        self.freed = [(i, slot) for i in lanes for slot in range(program.lanes[i].depth)]
+        self.freed: list[tuple[int, int]] = []
         self.touched: list[_Device] = []  # devices that may have something to choose at this moment
         self.lanes_open = len(lanes)
         self.window_start = 0
@@ -120,6 +120,9 @@ class SimpyRun:
 
     def run(self) -> int:
         """Run until every lane has its window; fill the result in; return the end in ns."""
+        for i in self.lanes:
+            for slot in range(self.program.lanes[i].depth):
+                self._open(i, slot)
         self._close()
         try:
             self.env.run(until=self.done)
@@ -201,6 +204,22 @@ class SimpyRun:
             if not stream.missing:
                 self._queue_head(stream, self.devices[dst], self.env._now)
                 self.touched.append(self.devices[dst])
+        if self.env.peek() > self.env._now:
+            self._close()
+
+    def _open(self, lane: int, slot: int) -> None:
+        """Open a slot at its time: at once, or later in a staggered lane."""
+        at = slot * self.program.lanes[lane].stagger_ns
+        if not at:
+            self.freed.append((lane, slot))
+            return
+        event = Event(self.env)
+        event._ok, event._value = True, (lane, slot)
+        event.callbacks = [self._opened]
+        self.env.schedule(event, order.key(order.ENTRY, lane, slot, 0), at)
+
+    def _opened(self, event: Event) -> None:
+        self.freed.append(event._value)
         if self.env.peek() > self.env._now:
             self._close()
 
