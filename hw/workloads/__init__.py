@@ -17,6 +17,7 @@ _KNOWN = {
     "llama-3-8b": "hw.workloads.llama:Llama",
     "sd3.5-medium": "hw.workloads.sd3:StableDiffusion3",
     "mamba-codestral-7b": "hw.workloads.mamba2:Mamba2",
+    "qwen2.5-vl-7b": "hw.workloads.qwen_vl:QwenVL",
 }
 
 
