@@ -62,14 +62,15 @@ def compare(
 ) -> pd.DataFrame:  # fmt: skip
     """A row per policy, best first: throughput with its 80 % interval, P(win), cost, the honest comparisons.
 
-    `options` are the fields of `tesserasim.sweep.bench.Options` (batch and depth grids, max_seqs, in_flight,
-    engine, seed). Policies that do not apply have a status and a reason. The verdict line is in
+    `options` are the fields of `tesserasim.sweep.bench.Options` (batch and depth: a number or the numbers to choose
+    from; max_seqs, in_flight, engine, seed). Policies that do not apply have a status and a reason. The verdict line is in
     `frame.attrs["verdict"]`.
     """
     import pandas as pd
 
     loaded = _mix(mix, input_tokens, output_tokens)
-    rows = [e.row for e in run_case(loaded, _cluster(cluster, prices), policies, Options(**options))]
+    chosen = _options(options, options.pop("batch", None), options.pop("depth", None))
+    rows = [e.row for e in run_case(loaded, _cluster(cluster, prices), policies, chosen)]
     line = verdict([row for row in rows if row["status"] == OK])
     rows.sort(key=lambda r: (-(r.get("throughput_per_s") or 0.0), str(r["policy"])))
     frame = pd.DataFrame([flat(row) for row in rows])
@@ -167,20 +168,27 @@ def sweep_document(result: SweepResult) -> dict[str, Any]:
 
 def import_profile(
     path: str | os.PathLike[str], out: str | os.PathLike[str], *, unit: str | None = None,
-    kernels: tuple[int, int] | None = None, phase: str | None = None, gpu: str | None = None,
-    clip: bool = False,
+    kernels: tuple[int, int] | None = None, iteration: int | None = None, phase: str | None = None,
+    gpu: str | None = None, clip: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Import a PyTorch profile into the trace file `out` and return its facts (keys of `import --json`).
+    """Import a profile into the trace file `out` and return its facts (keys of `import --json`).
 
-    `kernels` (first, end) keeps a stretch in launch order; `unit` names it, `phase` says what it does, `gpu`
-    on which GPU it ran where the profile does not.
+    `kernels` (first, end) keeps a stretch in launch order, `iteration` (from 0) one repeat of what the profile
+    repeats; `unit` names it, `phase` says what it does, `gpu` on which GPU it ran where the profile does not.
     """
+    from tesserasim.trace.bounds import with_bounds
+    from tesserasim.trace.importer import import_profile as read_profile
     from tesserasim.trace.inspect import facts
-    from tesserasim.trace.kineto import import_kineto
+    from tesserasim.trace.iterations import rows_of
 
-    trace = import_kineto(path, clip=clip)
+    if kernels is not None and iteration is not None:
+        raise InputError("import: give a range or an iteration, one of the two")
+    trace = read_profile(path, clip=clip)
+    repeats = trace.meta.extra.get("iterations")
     if kernels is not None:
         trace = _stretch(trace, *kernels)
+    if iteration is not None:
+        trace = _part(trace, rows_of(repeats, iteration, os.fspath(path)))
     if unit is not None or phase is not None:
         words = {"name": unit, "phase": phase}
         meta = dataclasses.replace(
@@ -190,21 +198,42 @@ def import_profile(
         trace = dataclasses.replace(trace, meta=meta, kernels=rows)
     if gpu is not None:
         trace = dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, gpu=find_gpu(gpu).name))
+    trace = with_bounds(trace, *_peak_rates(trace.meta.gpu))
     write_trace(trace, out)
-    return {**facts(trace), "out": os.fspath(out), "unit": trace.unit}
+    found = {"found_by": repeats["found_by"], "names": repeats["names"], "chosen": iteration} if repeats else None
+    work = trace.meta.extra["work"]
+    return {**facts(trace), "out": os.fspath(out), "unit": trace.unit, "iterations": found, "work": work}
+
+
+def _peak_rates(gpu: str) -> tuple[float | None, float | None]:
+    """Bytes and FLOPs per ns of the GPU called so; None for one that the catalogue does not know."""
+    try:
+        spec = find_gpu(gpu) if gpu else None
+    except InputError:
+        spec = None
+    return (spec.bandwidth_gbs, spec.bf16_tflops * 1e3) if spec is not None else (None, None)
 
 
 def _stretch(trace: Trace, first: int, end: int) -> Trace:
-    """The kernels first to end - 1, renumbered; the first on each stream has no gap."""
+    """The kernels first to end - 1."""
     if end > len(trace):
         raise InputError(f"{trace.meta.source}: --range ends at {end}, the profile has {len(trace)} kernels")
-    begun: set[tuple[int, int]] = set()
+    return _part(trace, range(first, end))
+
+
+def _part(trace: Trace, places: Sequence[int]) -> Trace:
+    """The kernels at these places in launch order, renumbered; the first on each stream has no gap."""
+    ends: dict[tuple[int, int], int] = {}
     rows = []
-    for i, kernel in enumerate(trace.kernels[first:end]):
+    for i, kernel in enumerate(trace.kernels[at] for at in places):
         where = (kernel.device, kernel.stream)
-        rows.append(dataclasses.replace(kernel, id=i, gap_ns=kernel.gap_ns if where in begun else 0))
-        begun.add(where)
-    extra = {k: v for k, v in trace.meta.extra.items() if k != "graph_kernels"}
+        # Kernels of another iteration may have run in between, so the gap is taken anew.
+        gap = kernel.start_ns - ends.get(where, kernel.start_ns)
+        rows.append(dataclasses.replace(kernel, id=i, gap_ns=gap))
+        ends[where] = kernel.start_ns + kernel.duration_ns
+    extra = {k: v for k, v in trace.meta.extra.items() if k not in ("graph_kernels", "iterations")}
+    if trace.meta.extra.get("graph_kernels") == len(trace):
+        extra["graph_kernels"] = len(rows)
     meta = dataclasses.replace(trace.meta, structure_sha256=structure_sha256(tuple(rows)), extra=extra)
     return dataclasses.replace(trace, meta=meta, kernels=tuple(rows))
 

@@ -131,12 +131,20 @@ def _plan(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     from tesserasim import api
     from tesserasim.report.words import describe_facts
+    from tesserasim.trace.bounds import describe_work
+    from tesserasim.trace.iterations import describe
 
     facts = api.import_profile(
-        options.file, options.out, unit=options.unit, kernels=options.range, phase=options.phase,
-        gpu=options.gpu, clip=options.clip,
+        options.file, options.out, unit=options.unit, kernels=options.range, iteration=options.iteration,
+        phase=options.phase, gpu=options.gpu, clip=options.clip,
     )  # fmt: skip
-    _print(facts, options.json, f"{facts['out']}: {describe_facts(facts)}")
+    lines = [f"{facts['out']}: {describe_facts(facts)}", f"  work: {describe_work(facts['work'])}"]
+    found = facts["iterations"]
+    if found:
+        taken = "all of them" if options.iteration is None else f"only {found['names'][options.iteration]}"
+        taken = f"the range {options.range[0]}:{options.range[1]}" if options.range else taken
+        lines.append(f"  iterations: {len(found['names'])}, {describe(found)}; imported: {taken}")
+    _print(facts, options.json, "\n".join(lines))
     return DONE
 
 
@@ -295,11 +303,13 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_files(commands: Any) -> None:
-    c = _command(commands, "import", _import, "turn a PyTorch profile (Kineto JSON, also .gz) into a trace")
+    c = _command(commands, "import", _import, "turn a profile (Kineto JSON, Nsight Systems SQLite or CSV) into a trace")
     c.add_argument("file", type=Path, metavar="FILE")
     c.add_argument("--out", type=Path, required=True, metavar="trace.parquet")
     c.add_argument("--unit", metavar="NAME", help="name of the unit in a mix (default: profile)")
-    c.add_argument("--range", type=_interval, metavar="A:B", help="only the kernels A to B - 1 in launch order")
+    which = c.add_mutually_exclusive_group()
+    which.add_argument("--range", type=_interval, metavar="A:B", help="only the kernels A to B - 1 in launch order")
+    which.add_argument("--iteration", type=_seed_number, metavar="N", help="only the N-th repeat, counted from 0")
     c.add_argument("--phase", choices=("prefill", "decode", "denoise", "encode", "other"))
     c.add_argument("--gpu", metavar="NAME", help="the GPU, where the profile does not say it")
     c.add_argument("--clip", action="store_true", help="end each kernel where the next on its stream begins")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_cases import H100, SHARED, SMALL, document, event, kernel, needs_shared, write
 
+from tesserasim.trace.importer import import_profile
 from tesserasim.trace.inspect import facts, inspect_file, union_ns
-from tesserasim.trace.kineto import import_kineto
 from tesserasim.trace.model import Kernel, Trace, TraceMeta
 from tesserasim.trace.parquet import write_trace
 
@@ -61,7 +61,7 @@ def test_gpu_is_named_as_far_as_the_file_names_it(tmp_path: Path, properties: ob
 
 def test_parquet_tells_the_same(tmp_path: Path) -> None:
     """Mutation tried: the column `start_ns` left out of the Parquet schema → union and span differ, fails."""
-    write_trace(import_kineto(SMALL), tmp_path / "t.parquet")
+    write_trace(import_profile(SMALL), tmp_path / "t.parquet")
     assert inspect_file(tmp_path / "t.parquet") == inspect_file(SMALL)
 
 
@@ -98,5 +98,5 @@ REAL = ["hta-alexnet", "tracelens-vllm-decode-full-graph", "tracelens-sglang-qwe
 @pytest.mark.parametrize("name", REAL)
 def test_real_profiles_through_parquet(tmp_path: Path, name: str) -> None:
     path = SHARED / "data" / "traces" / f"{name}.json.gz"
-    write_trace(import_kineto(path), tmp_path / "t.parquet")
+    write_trace(import_profile(path), tmp_path / "t.parquet")
     assert inspect_file(tmp_path / "t.parquet") == inspect_file(path)

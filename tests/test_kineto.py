@@ -9,8 +9,8 @@ import pytest
 from kineto_cases import SHARED, SMALL, call, cpu_op, document, event, kernel, needs_shared, write
 
 from tesserasim.errors import NotKernelTraceError
+from tesserasim.trace.importer import import_profile
 from tesserasim.trace.inspect import inspect_file
-from tesserasim.trace.kineto import import_kineto
 from tesserasim.trace.model import Trace
 from tesserasim.trace.names import kernel_kind, short_name
 from tesserasim.trace.parquet import read_trace, write_trace
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.quick
 
 
 def load(tmp_path: Path, events: list[Any], **top: Any) -> Trace:
-    return import_kineto(write(tmp_path / "profile.json", document(events, **top)))
+    return import_profile(write(tmp_path / "profile.json", document(events, **top)))
 
 
 def times(trace: Trace) -> list[tuple[str, int, int, int]]:
@@ -32,7 +32,7 @@ def test_own_small_profile_whole(tmp_path: Path) -> None:
 
     Mutation tried: gaps taken to the row before on *any* stream in `_kernels` → fails.
     """
-    trace = import_kineto(SMALL)
+    trace = import_profile(SMALL)
     rows = [(k.site, k.kind, k.stream, k.start_ns, k.duration_ns, k.gap_ns) for k in trace]
     assert rows == [
         ("memcpy#0", "copy", 20, 0, 2500, 0),
@@ -78,7 +78,7 @@ def test_epoch_times_with_decimals_do_not_pass_through_float(tmp_path: Path) -> 
         for i in range(2)
     )
     rows = rows.replace("44.618", "43.618")
-    trace = import_kineto(write(tmp_path / "t.json", f'{{"traceEvents":[{rows}]}}'))
+    trace = import_profile(write(tmp_path / "t.json", f'{{"traceEvents":[{rows}]}}'))
     assert [k.gap_ns for k in trace] == [0, 49]
     assert trace.meta.extra["first_event_ns"] == 1732107143473443069
 
@@ -162,10 +162,10 @@ def test_runaway_duration_is_flagged_and_clipped_on_request(tmp_path: Path) -> N
     """Mutation tried: `_clip` cuts at the end of the next row instead of its start → fails."""
     events = [kernel("fmha_bwd", 10, 1_600_000), kernel("gemm", 90, 40), kernel("gemm", 140, 40)]
     path = write(tmp_path / "t.json", document(events))
-    trace = import_kineto(path)
+    trace = import_profile(path)
     assert trace.busy_ns == 1_600_080_000
     assert any("busy time are not real" in w for w in trace.meta.warnings)
-    clipped = import_kineto(path, clip=True)
+    clipped = import_profile(path, clip=True)
     assert [k.duration_ns for k in clipped] == [80000, 40000, 40000]
     assert [k.gap_ns for k in clipped] == [0, 0, 10000]
 
@@ -244,7 +244,7 @@ def test_streams_and_devices_with_names_or_huge_numbers_fit_the_columns(tmp_path
 
 def test_names_that_are_not_unicode_are_kept_readable(tmp_path: Path) -> None:
     text = '{"traceEvents":[{"ph":"X","cat":"kernel","name":"a\\ud800b","ts":1,"dur":1,"pid":0,"tid":7}]}'
-    trace = import_kineto(write(tmp_path / "t.json", text))
+    trace = import_profile(write(tmp_path / "t.json", text))
     assert trace.kernels[0].name == "a�b"
     write_trace(trace, tmp_path / "t.parquet")
 
@@ -290,5 +290,5 @@ def test_short_name() -> None:
     ],
 )  # fmt: skip
 def test_bad_values_of_the_shared_folder(name: str, busy_us: str, rows: int) -> None:
-    trace = import_kineto(SHARED / "data" / "bad_inputs" / f"{name}.json")
+    trace = import_profile(SHARED / "data" / "bad_inputs" / f"{name}.json")
     assert (trace.busy_ns, len(trace)) == (ns_of_us(busy_us), rows)

@@ -12,8 +12,8 @@ from kineto_cases import SHARED, SMALL, document, kernel, needs_shared, write
 
 from tesserasim.errors import InputError, NotKernelTraceError
 from tesserasim.trace import jsontext
+from tesserasim.trace.importer import import_profile
 from tesserasim.trace.inspect import inspect_file
-from tesserasim.trace.kineto import import_kineto
 
 pytestmark = pytest.mark.quick
 TEXT = json.dumps(document([kernel("k", 5, 5, correlation=1)]))
@@ -71,7 +71,7 @@ EMPTY = {
 @pytest.mark.parametrize("name", LOADS)
 def test_loads(tmp_path: Path, name: str) -> None:
     """Mutation tried: only the first gzip member is read → members.json.gz fails."""
-    trace = import_kineto(write(tmp_path / name, LOADS[name]))
+    trace = import_profile(write(tmp_path / name, LOADS[name]))
     assert all(k.duration_ns == 5000 for k in trace)
     expected = {"bad_utf8.json": "not UTF-8", "open_array.json": "not closed"}.get(name)
     assert expected is None or any(expected in w for w in trace.meta.warnings)
@@ -92,14 +92,14 @@ def test_fails_with_one_line(tmp_path: Path, name: str) -> None:
 
     content, pattern = FAILS[name]
     path = write(tmp_path / name, content)
-    for function in (import_kineto, inspect_file):
+    for function in (import_profile, inspect_file):
         assert re.search(pattern, one_line(function, path))
 
 
 @pytest.mark.parametrize("name", EMPTY)
 def test_no_gpu_kernels(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, EMPTY[name])
-    for function in (import_kineto, inspect_file):
+    for function in (import_profile, inspect_file):
         line = one_line(function, path, InputError)
         assert f"no GPU kernels in {path}" in line or "empty" in line
 
@@ -111,19 +111,19 @@ def test_position_far_into_a_large_file(tmp_path: Path) -> None:
     path = write(tmp_path / "big.json", '{"traceEvents":[\n' + good + row[:-1] + ',oops"}]}')
     assert len(good) > 4 * jsontext.WINDOW
     column = len(row) + 1
-    assert f"{path}:10001:{column}:" in one_line(import_kineto, path)
+    assert f"{path}:10001:{column}:" in one_line(import_profile, path)
 
 
 def test_values_larger_than_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of a few characters give the same trace; a limit on one value gives one line."""
-    whole = import_kineto(SMALL)
+    whole = import_profile(SMALL)
     monkeypatch.setattr(jsontext, "WINDOW", 1)
     tiny = [SMALL.read_bytes()[i : i + 3] for i in range(0, SMALL.stat().st_size, 3)]
     monkeypatch.setattr("tesserasim.trace.source.pieces", lambda path: iter(tiny))
-    assert import_kineto(SMALL) == whole
+    assert import_profile(SMALL) == whole
     monkeypatch.setattr(jsontext, "VALUE_LIMIT", 100)
     with pytest.raises(InputError, match="larger than"):
-        import_kineto(SMALL)
+        import_profile(SMALL)
 
 
 def test_large_profiles_are_streamed(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_large_profiles_are_streamed(tmp_path: Path) -> None:
     path = write(tmp_path / "big.json", '{"traceEvents":[' + (noise + ",") * 130_000 + ROW + "]}")
     tracemalloc.start()
     try:
-        assert len(import_kineto(path)) == 1
+        assert len(import_profile(path)) == 1
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
@@ -146,7 +146,7 @@ def test_large_profiles_are_streamed(tmp_path: Path) -> None:
 def test_cpu_only_profile_is_refused_by_import_and_described_by_inspect(tmp_path: Path) -> None:
     cpu = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 9}
     path = write(tmp_path / "cpu.json", document([cpu]))
-    assert "only CPU events" in one_line(import_kineto, path, NotKernelTraceError)
+    assert "only CPU events" in one_line(import_profile, path, NotKernelTraceError)
     facts = inspect_file(path)
     assert facts["kernels"] == facts["span_ns"] == 0
     assert "no GPU kernels in cpu.json" in facts["warnings"][0]
@@ -168,7 +168,7 @@ def test_cpu_only_profile_is_refused_by_import_and_described_by_inspect(tmp_path
 def test_bad_files_of_the_shared_folder(name: str, pattern: str) -> None:
     import re
 
-    assert re.search(pattern, one_line(import_kineto, SHARED / "data" / "bad_inputs" / name))
+    assert re.search(pattern, one_line(import_profile, SHARED / "data" / "bad_inputs" / name))
 
 
 @needs_shared
@@ -177,4 +177,4 @@ def test_bad_files_of_the_shared_folder(name: str, pattern: str) -> None:
              "49d_gzip_named_json.json", "49i_utf8_bom.json"],
 )  # fmt: skip
 def test_tolerable_files_of_the_shared_folder(name: str) -> None:
-    assert len(import_kineto(SHARED / "data" / "bad_inputs" / name)) == 1
+    assert len(import_profile(SHARED / "data" / "bad_inputs" / name)) == 1

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kineto_cases import SMALL
 
 from tesserasim.errors import TesserasimError
+from tesserasim.trace.importer import import_profile
 from tesserasim.trace.inspect import facts, inspect_file
-from tesserasim.trace.kineto import import_kineto
 from tesserasim.trace.parquet import read_trace, write_trace
 
 pytestmark = pytest.mark.quick
@@ -38,7 +38,7 @@ def check(content: bytes, through_parquet: bool = False) -> None:
         path = Path(folder) / "profile.json"
         path.write_bytes(content)
         try:
-            trace = import_kineto(path)
+            trace = import_profile(path)
         except TesserasimError as error:
             assert str(error) and "\n" not in str(error)
             trace = None

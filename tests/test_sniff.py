@@ -11,8 +11,8 @@ import pytest
 from kineto_cases import SHARED, SMALL, needs_shared, write
 
 from tesserasim.errors import InputError, NotKernelTraceError
+from tesserasim.trace.importer import import_profile
 from tesserasim.trace.inspect import inspect_file
-from tesserasim.trace.kineto import import_kineto
 from tesserasim.trace.parquet import write_trace
 from tesserasim.trace.sniff import FileKind, sniff
 
@@ -43,6 +43,7 @@ KINDS = {
     "utf16.json": ('{"traceEvents":[]}'.encode("utf-16"), FileKind.UTF16), "empty.json": (b"", FileKind.EMPTY),
     "noise.json": (bytes(range(256)), FileKind.BINARY), "elf.json": (b"\x7fELF\x02\x01\x01\0\0", FileKind.BINARY),
 }  # fmt: skip
+PROFILES = (FileKind.KINETO, FileKind.NSYS_STATS_CSV)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -52,24 +53,23 @@ def test_kind_by_content_under_a_lying_name(tmp_path: Path, name: str) -> None:
     assert sniff(write(tmp_path / name, content)) is kind
 
 
-@pytest.mark.parametrize("name", [n for n, (_, k) in KINDS.items() if k is not FileKind.KINETO])
+@pytest.mark.parametrize("name", [n for n, (_, k) in KINDS.items() if k not in PROFILES])
 def test_what_is_no_kernel_trace_is_named(tmp_path: Path, name: str) -> None:
     content, kind = KINDS[name]
     path = write(tmp_path / name, content)
-    for function in (import_kineto, inspect_file):
+    for function in (import_profile, inspect_file):
         with pytest.raises(InputError) as caught:
             function(path)
         line = str(caught.value)
         assert "\n" not in line and str(path) in line and kind.value.split(" (")[0].split(" or ")[0] in line
-        later = kind in (FileKind.NSYS_STATS_CSV, FileKind.UTF16)
-        assert isinstance(caught.value, NotKernelTraceError) is not later
+        assert isinstance(caught.value, NotKernelTraceError) is (kind is not FileKind.UTF16)
 
 
 def test_json_named_after_reading_it(tmp_path: Path) -> None:
     """Names that come too late for the first look are still used for the error."""
     late = {"a": "x" * 400_000, "schema": "1.0.1", "nodes": []}
     with pytest.raises(NotKernelTraceError, match="PyTorch execution trace"):
-        import_kineto(write(tmp_path / "late.json", late))
+        import_profile(write(tmp_path / "late.json", late))
 
 
 def sqlite(path: Path, *tables: str) -> Path:
@@ -84,9 +84,8 @@ def sqlite(path: Path, *tables: str) -> Path:
 def test_sqlite(tmp_path: Path) -> None:
     nsys = sqlite(tmp_path / "odd name?#.json", "StringIds")
     assert sniff(nsys) is FileKind.NSYS_SQLITE
-    with pytest.raises(InputError, match="Nsight Systems SQLite: not yet importable") as caught:
-        import_kineto(nsys)
-    assert not isinstance(caught.value, NotKernelTraceError)
+    with pytest.raises(NotKernelTraceError, match="no GPU kernels in"):
+        import_profile(nsys)
     assert sniff(sqlite(tmp_path / "other.sqlite", "people")) is FileKind.SQLITE
     damaged = write(tmp_path / "damaged.sqlite", nsys.read_bytes()[:100] + b"\xff" * 5000)
     with pytest.raises(InputError, match="damaged SQLite"):
@@ -94,10 +93,10 @@ def test_sqlite(tmp_path: Path) -> None:
 
 
 def test_own_parquet(tmp_path: Path) -> None:
-    write_trace(import_kineto(SMALL), tmp_path / "t.json")
+    write_trace(import_profile(SMALL), tmp_path / "t.json")
     assert sniff(tmp_path / "t.json") is FileKind.PARQUET
     with pytest.raises(InputError, match="already a Parquet trace"):
-        import_kineto(tmp_path / "t.json")
+        import_profile(tmp_path / "t.json")
 
 
 def test_unreadable_paths(tmp_path: Path) -> None:

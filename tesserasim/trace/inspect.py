@@ -11,20 +11,21 @@ import os
 from typing import Any
 
 from tesserasim.errors import NotKernelTraceError
-from tesserasim.trace.kineto import load_profile, no_kernels, trace_of_profile
+from tesserasim.trace.assemble import no_kernels, trace_of_profile
+from tesserasim.trace.importer import load_profile
 from tesserasim.trace.model import Kernel, Trace
 from tesserasim.trace.parquet import read_trace
 from tesserasim.trace.sniff import FileKind, sniff
 
 
 def inspect_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The facts of the Kineto profile or Parquet trace at `path`, as `inspect --json` prints them.
+    """The facts of the profile or Parquet trace at `path`, as `inspect --json` prints them.
 
     `kernels, memcpys, memsets, streams` (distinct device and stream over the three), `devices, gpu` (text;
     "?" if the profile lists a GPU without a name, None if it lists none), `busy_ns, union_ns, span_ns,
     graph_kernels, warnings`. A profile of the CPU alone has zeros and a warning.
 
-    Raises InputError as `import_kineto` does, and NotKernelTraceError for a file in which nothing at all
+    Raises InputError as `import_profile` does, and NotKernelTraceError for a file in which nothing at all
     was recorded.
     """
     if sniff(path) is FileKind.PARQUET:
@@ -32,7 +33,7 @@ def inspect_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     profile = load_profile(path)
     if not profile.rows and not profile.host_events:
         raise NotKernelTraceError(no_kernels(os.fspath(path), profile))
-    return facts(trace_of_profile(profile, os.fspath(path)))
+    return facts(trace_of_profile(profile, os.fspath(path))[0])
 
 
 def facts(trace: Trace) -> dict[str, Any]:

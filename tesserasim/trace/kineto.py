@@ -1,259 +1,179 @@
-"""Import of Kineto profiles (what torch.profiler exports): JSON or JSON.gz → `Trace`.
+"""Reader of Kineto profiles (what torch.profiler exports): JSON or JSON.gz → `Profile`.
 
-All times are integers of nanoseconds, parsed from the decimal text. Rows come in launch order: by start,
-and where the profiler's times of one graph launch contradict themselves (rows of one stream overlap), by
-graph node id or by file order. A row's gap is its start minus the end of the row before it on the same
-(device, stream), negative if they overlap.
+A *row* is one complete event (`ph` X) of a GPU category. Host events are looked at only for linking;
+synchronisation records and annotations, which sit on GPU tracks too, are no work and are left out. All
+times are integers of nanoseconds, parsed from the decimal text.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from itertools import pairwise
-from pathlib import Path
+import re
 from typing import Any
 
-import tesserasim
-from tesserasim.errors import InputError, NotKernelTraceError
-from tesserasim.trace.kineto_rows import COPY, KERNEL, SET, Profile, Row, read_profile
-from tesserasim.trace.model import Kernel, Trace, TraceMeta, structure_sha256
-from tesserasim.trace.names import kernel_kind, short_name
-from tesserasim.trace.sniff import FileKind, name_json, require_profile, sniff
-from tesserasim.trace.values import counted, text_of
+from tesserasim.trace import source
+from tesserasim.trace.jsontext import EventStream
+from tesserasim.trace.launches import Annotation, Op, process_of
+from tesserasim.trace.rows import COPY, KERNEL, SET, Numbers, Profile, Row
+from tesserasim.trace.shapes import recorded
+from tesserasim.trace.values import (
+    DURATION_LIMIT,
+    TIME_LIMIT,
+    count,
+    counted,
+    integer,
+    label,
+    ns_of_us,
+    text_of,
+    triple,
+)
 
-#: A kernel that outlasts the distance to its successor this many times over is a profiler error.
-_RUNAWAY = 100
-_DAY_NS = 24 * 3600 * 10**9
+CALL, OP, NOTE, HOST = "call", "op", "note", "host"
+
+#: Category (lower case) → role. 2021 profiles write Kernel, Memcpy, Memset, Runtime, Operator.
+_ROLES = {
+    "kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset": SET, "memset": SET,
+    "cuda_runtime": CALL, "cuda_driver": CALL, "hip_runtime": CALL, "runtime": CALL, "driver": CALL,
+    "cpu_op": OP, "operator": OP, "user_annotation": NOTE, "gpu_user_annotation": NOTE,
+}  # fmt: skip
+#: Synchronisation records that some versions file under "kernel".
+_SYNC = re.compile(r"(stream|event|context|device)\s(sync\w*|wait\s?event|wait)", re.IGNORECASE)
+#: A row at time 0 this far (ns) before the rest carries no time: the exporter never filled it in.
+_HOUR_NS = 3600 * 10**9
+_HEADER = (
+    "deviceProperties", "schemaVersion", "cuda_runtime_version", "cuda_driver_version", "cupti_version",
+    "hip_runtime_version", "hip_driver_version", "roctracer_version", "displayTimeUnit", "baseTimeNanoseconds",
+)  # fmt: skip
 
 
-def import_kineto(path: str | os.PathLike[str], clip: bool = False) -> Trace:
-    """Import the Kineto JSON(.gz) at `path`.
-
-    `clip` ends every row where the next one on its stream begins: the remedy for profiles whose durations
-    run over their successors (the warnings of the trace say when to think of it).
-
-    Raises InputError for a file that cannot be read, NotKernelTraceError for one that is something else or
-    holds no GPU kernels, copies or sets.
-    """
-    profile = load_profile(path)
-    if not profile.rows:
-        raise NotKernelTraceError(no_kernels(os.fspath(path), profile))
-    return trace_of_profile(profile, os.fspath(path), clip)
-
-
-def load_profile(path: str | os.PathLike[str]) -> Profile:
-    """`read_profile` of a file that was found to be one. Errors as in `import_kineto`, except emptiness."""
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read the JSON or JSON.gz at `path`. Raises InputError (file, line, column) if it is no such file."""
     where = os.fspath(path)
-    kind = sniff(path)
-    require_profile(path, kind)
-    if kind is FileKind.PARQUET:
-        raise InputError(f"{where}: already a Parquet trace; there is nothing to import")
-    profile = read_profile(path)
-    if "traceEvents" not in profile.keys and not profile.bare_array:
-        named = name_json(profile.keys)
-        if named is not FileKind.JSON:
-            require_profile(path, named)
+    profile = Profile()
+    stream = EventStream(where, source.pieces(path), keep=_HEADER)
+    devices, streams = Numbers(), Numbers()
+    latest = odd = negative_occupancy = 0
+    for index, event in enumerate(stream):
+        if not isinstance(event, dict):
+            odd += 1
+            continue
+        if event.get("ph") != "X":
+            continue
+        category = event.get("cat")
+        role = _ROLES.get(category.lower(), HOST) if isinstance(category, str) else HOST
+        if role in (KERNEL, COPY, SET):
+            row = _row(profile, role, event, index, devices, streams)
+            if row is not None:
+                profile.rows.append(row)
+                latest = max(latest, row.start_ns)
+            negative_occupancy += _negative_occupancy(event)
+            continue
+        profile.host_events += 1
+        if role != HOST:
+            latest = max(latest, _host_event(profile, role, event))
+    profile.header, profile.keys, profile.bare_array = stream.header, stream.keys, stream.bare_array
+    _drop_unset_times(profile, latest)
+    _note(profile, stream, odd, negative_occupancy)
+    profile.gpu = _gpu(stream.header.get("deviceProperties"), {row.device for row in profile.rows})
+    profile.link()
     return profile
 
 
-def no_kernels(where: str, profile: Profile) -> str:
-    """The one line for a profile without GPU rows: what it lacks and, as far as known, why."""
-    if profile.dropped:
-        why = "; ".join(profile.drops)
-    elif not profile.bare_array and "traceEvents" not in profile.keys:
-        shown = ", ".join(repr(key[:30]) for key in profile.keys[:5])
-        why = f"{FileKind.JSON.value} (top-level names: {shown or 'none'})"
-    elif profile.host_events:
-        why = "only CPU events; record with ProfilerActivity.CUDA, and check that CUPTI could attach"
-    else:
-        why = "no complete events (ph X) at all"
-    return f"no GPU kernels in {where}: {why}"
-
-
-def trace_of_profile(profile: Profile, where: str, clip: bool = False) -> Trace:
-    """The trace of the rows of `profile` (possibly none); `where` is the file's name."""
-    streams = _by_stream(profile.rows)
-    warnings = [*profile.notes, *profile.drops, *_time_warnings(profile.rows, streams)]
-    if clip:
-        clipped = _clip(streams)
-        warnings.append(f"clipped {counted(clipped, 'duration')} to the next start on the stream")
-    rows = _launch_order(profile.rows, streams)
-    first = min((row.start_ns for row in rows), default=0)
-    if rows and not any(row.role == KERNEL for row in rows):
-        warnings.append(f"no GPU kernels in {Path(where).name}, only copies and sets")
-    if not rows:
-        warnings.append(no_kernels(Path(where).name, profile))
-    if profile.gpu == "?":
-        warnings.append("the profile lists its GPUs without a name")
-    kernels = _kernels(rows, first)
-    meta = TraceMeta(
-        origin="imported",
-        model="unknown",
-        unit={"name": _stem(where), "phase": "other"},
-        gpu=profile.gpu or "",
-        driver=_version(profile.header, "driver"),
-        repeats=1,
-        structure_sha256=structure_sha256(kernels),
-        tool_version=tesserasim.__version__,
-        source=Path(where).name,
-        warnings=tuple(warnings),
-        extra={"graph_kernels": sum(row.graph for row in rows), "first_event_ns": first},
+def _row(
+    profile: Profile, role: str, event: dict[str, Any], index: int, devices: Numbers, streams: Numbers
+) -> Row | None:
+    """The row of one GPU event, or None (counted) if it has no usable time."""
+    name = text_of(event.get("name")) or "(unnamed)"
+    if role == KERNEL and _SYNC.fullmatch(name):
+        return None
+    start, duration = ns_of_us(event.get("ts")), ns_of_us(event.get("dur"))
+    if start is None or duration is None:
+        profile.dropped["without a start or a duration"] += 1
+        return None
+    if not (0 <= duration < DURATION_LIMIT and -DURATION_LIMIT < start < TIME_LIMIT):
+        profile.dropped["with a negative or impossible time"] += 1
+        return None
+    given = event.get("args")
+    args: dict[str, Any] = given if isinstance(given, dict) else {}
+    device, stream = label(args.get("device")), label(args.get("stream"))
+    kernel = role == KERNEL
+    return Row(
+        role=role,
+        name=name,
+        start_ns=start,
+        duration_ns=duration,
+        device=devices(device if device is not None else label(event.get("pid"))),
+        stream=streams(stream if stream is not None else label(event.get("tid"))),
+        correlation=integer(args.get("correlation")),
+        external=integer(args.get("External id", args.get("external id"))),
+        node=integer(args.get("graph node id")) or None,
+        index=index,
+        grid=triple(args.get("grid")) if kernel else (0, 0, 0),
+        block=triple(args.get("block")) if kernel else (0, 0, 0),
+        registers=count(args.get("registers per thread")) if kernel else 0,
+        shared_bytes=count(args.get("shared memory")) if kernel else 0,
+        nbytes=0 if kernel else count(args.get("bytes")),
     )
-    return Trace(meta, kernels)
 
 
-def _by_stream(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows of each (device, stream) by start time; equal starts by graph node id, then file order."""
-    streams: dict[tuple[int, int], list[Row]] = defaultdict(list)
-    for row in rows:
-        streams[row.device, row.stream].append(row)
-    for group in streams.values():
-        group.sort(key=_time_key)
-    return list(streams.values())
+def _host_event(profile: Profile, role: str, event: dict[str, Any]) -> int:
+    """Note a launching call, an operator or an annotation; returns its start, 0 if it has none."""
+    start = ns_of_us(event.get("ts"))
+    if start is None:
+        return 0
+    given = event.get("args")
+    args: dict[str, Any] = given if isinstance(given, dict) else {}
+    thread = f"{event.get('pid')}/{event.get('tid')}"
+    name = text_of(event.get("name"))
+    if role == OP and name.startswith("ProfilerStep#"):
+        role = NOTE  # versions without a category for annotations
+    if role == CALL:
+        correlation = integer(args.get("correlation"))
+        if correlation is not None:
+            profile.launches.add_call(correlation, name, start, thread)
+        return start if start < TIME_LIMIT else 0
+    end = start + max(0, ns_of_us(event.get("dur")) or 0)
+    if role == NOTE:
+        gpu = str(event.get("cat")).lower().startswith("gpu")
+        profile.annotations.append(Annotation(start, end, name, process_of(thread), gpu))
+        return 0
+    if name:
+        op = Op(start, end, name, recorded(name, args))
+        profile.launches.add_op(op, thread, integer(args.get("External id", args.get("external id"))))
+    return start if start < TIME_LIMIT else 0
 
 
-def _time_key(row: Row) -> tuple[int, int, int]:
-    return row.start_ns, row.node or 0, row.index
+def _negative_occupancy(event: dict[str, Any]) -> bool:
+    args = event.get("args")
+    value = args.get("est. achieved occupancy %") if isinstance(args, dict) else None
+    return (isinstance(value, int) and value < 0) or (isinstance(value, str) and value.strip().startswith("-"))
 
 
-def _time_warnings(rows: list[Row], streams: list[list[Row]]) -> list[str]:
-    """Say where the times of the profile cannot be what happened."""
-    overlaps = runaways = excess = 0
-    for group in streams:
-        end = None
-        for row in group:
-            overlaps += end is not None and row.start_ns < end
-            end = max(end, row.end_ns) if end is not None else row.end_ns
-        for row, successor in pairwise(group):
-            distance = successor.start_ns - row.start_ns
-            if row.duration_ns > _RUNAWAY * max(distance, 1000):
-                runaways += 1
-                excess += row.duration_ns - distance
-    warnings = []
-    if overlaps:
-        warnings.append(
-            f"{counted(overlaps, 'row')} starting before an earlier one on the same stream ends"
-            " (programmatic launch, or wrong times of graph kernels)"
-        )
-    if runaways:
-        warnings.append(
-            f"{counted(runaways, 'duration')} more than {_RUNAWAY} times as long as the way to the next start on"
-            f" the stream: about {excess} ns of busy time are not real; importing with clip removes them"
-        )
-    if rows and max(row.end_ns for row in rows) - min(row.start_ns for row in rows) > _DAY_NS:
-        warnings.append("the rows lie more than a day apart: the profile seems to mix two clocks")
-    return warnings
+def _drop_unset_times(profile: Profile, latest: int) -> None:
+    """Drop rows at time 0 of a profile whose clock reads hours: their span would be the years since 1970."""
+    if latest < _HOUR_NS:
+        return
+    kept = [row for row in profile.rows if row.start_ns > 0]
+    if len(kept) < len(profile.rows):
+        profile.dropped["at time 0 beside a clock that reads hours or years"] += len(profile.rows) - len(kept)
+        profile.rows = kept
 
 
-def _clip(streams: list[list[Row]]) -> int:
-    clipped = 0
-    for group in streams:
-        for row, successor in pairwise(group):
-            if row.end_ns > successor.start_ns:
-                row.duration_ns = successor.start_ns - row.start_ns
-                clipped += 1
-    return clipped
+def _note(profile: Profile, stream: EventStream, odd: int, negative_occupancy: int) -> None:
+    notes = profile.notes
+    if stream.bad_utf8:
+        notes.append("bytes that are not UTF-8 were replaced in names")
+    if stream.unclosed:
+        notes.append("the array of events is not closed: the last events may be missing")
+    if odd:
+        notes.append(f"ignored {counted(odd, 'array element')} that cannot be an event")
+    if negative_occupancy:
+        notes.append(f"ignored the negative occupancy of {counted(negative_occupancy, 'GPU event')}")
 
 
-def _launch_order(rows: list[Row], streams: list[list[Row]]) -> list[Row]:
-    """All rows by start, with the overlapping rows of a graph launch put back in launch order."""
-    order = sorted(rows, key=_time_key)
-    place = {row.index: i for i, row in enumerate(order)}
-    for group in streams:
-        for run in _overlapping_graph_rows(group):
-            places = sorted(place[row.index] for row in run)
-            by_node = all(row.node is not None for row in run)
-            run.sort(key=lambda row: (row.node or 0, row.index) if by_node else (0, row.index))
-            for i, row in zip(places, run, strict=True):
-                order[i] = row
-    return order
-
-
-def _overlapping_graph_rows(group: list[Row]) -> list[list[Row]]:
-    """Runs of rows of one graph launch on one stream that overlap in time.
-
-    Their order by time is worth nothing. Their order by node id or in the file is taken only if it agrees
-    with time for all other rows of the launch; some exporters write rows in no order at all.
-    """
-    launches: dict[int, list[Row]] = defaultdict(list)
-    for row in group:
-        if row.graph and row.correlation is not None:
-            launches[row.correlation].append(row)
-    found: list[list[Row]] = []
-    for launch in launches.values():
-        runs: list[list[Row]] = []
-        end = None
-        for row in launch:
-            if end is not None and row.start_ns < end:
-                runs[-1].append(row)
-                end = max(end, row.end_ns)
-            else:
-                runs.append([row])
-                end = row.end_ns
-        by_node = all(row.node is not None for row in launch)
-        keys = [[(row.node or 0) if by_node else row.index for row in run] for run in runs]
-        if all(max(a) < min(b) for a, b in pairwise(keys)):
-            found.extend(run for run in runs if len(run) > 1)
-    return found
-
-
-def _kernels(rows: list[Row], first: int) -> tuple[Kernel, ...]:
-    calls: dict[tuple[str, object], int] = {}  # (operator, its call) → ordinal
-    ordinals: Counter[str] = Counter()
-    ends: dict[tuple[int, int], int] = {}
-    kernels = []
-    for i, row in enumerate(rows):
-        op = row.op.name if row.op is not None else _own_op(row)
-        call = (op, row.op if row.op is not None else row.index)
-        if call not in calls:
-            calls[call] = ordinals[op]
-            ordinals[op] += 1
-        key = (row.device, row.stream)
-        read, written = _moved(row)
-        kernels.append(
-            Kernel(
-                id=i, name=row.name, site=f"{op}#{calls[call]}", op=op,
-                kind=kernel_kind(row.name) if row.role == KERNEL else row.role,
-                stream=row.stream, device=row.device, grid=row.grid, block=row.block,
-                shared_bytes=row.shared_bytes, registers=row.registers,
-                read_bytes=read, write_bytes=written,
-                duration_ns=row.duration_ns, duration_p10_ns=row.duration_ns, duration_p90_ns=row.duration_ns,
-                gap_ns=row.start_ns - ends.get(key, row.start_ns), start_ns=row.start_ns - first,
-            )
-        )  # fmt: skip
-        ends[key] = row.end_ns
-    return tuple(kernels)
-
-
-def _own_op(row: Row) -> str:
-    """The operator's stand-in where the launch is unknown."""
-    return {COPY: "memcpy", SET: "memset"}.get(row.role) or short_name(row.name)
-
-
-def _moved(row: Row) -> tuple[int, int]:
-    """Bytes of this GPU's memory that a copy or a set reads and writes."""
-    if row.role == KERNEL:
-        return 0, 0
-    if row.role == SET:
-        return 0, row.nbytes
-    name = row.name.lower()
-    reads = 0 if "htod" in name or "hosttodevice" in name else row.nbytes
-    writes = 0 if "dtoh" in name or "devicetohost" in name else row.nbytes
-    return reads, writes
-
-
-def _stem(where: str) -> str:
-    name = Path(where).name
-    for suffix in (".gz", ".json", ".trace", ".pt"):
-        name = name.removesuffix(suffix)
-    return name or "profile"
-
-
-def _version(header: dict[str, Any], what: str) -> str:
-    for vendor in ("cuda", "hip"):
-        value = header.get(f"{vendor}_{what}_version")
-        if type(value) in (int, str):
-            return text_of(f"{vendor.upper()} {value}"[:80])
-    return ""
+def _gpu(properties: Any, used: set[int]) -> str | None:
+    """Names of the devices used (of all listed ones if the ids do not tell), "?" for a blank name."""
+    listed = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
+    chosen = [p for p in listed if integer(p.get("id")) in used] or listed
+    names = dict.fromkeys(text_of(p.get("name")).strip() or "?" for p in chosen)
+    return " + ".join(names) if names else None

@@ -12,6 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tesserasim.trace.shapes import Work
+
 
 class Call(NamedTuple):
     """A launching call of the runtime or the driver."""
@@ -27,6 +29,24 @@ class Op(NamedTuple):
     start_ns: int
     end_ns: int
     name: str
+    work: Work | None = None  # what its recorded shapes tell
+
+
+class Annotation(NamedTuple):
+    """A range that the program (or the profiler) named: `ProfilerStep#3`, an NVTX range."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    process: str  # the program's process; on the GPU: (device, stream)
+    gpu: bool = False
+
+
+class Launch(NamedTuple):
+    """When and by which process something was launched."""
+
+    start_ns: int
+    process: str
 
 
 @dataclass
@@ -87,3 +107,13 @@ class Launches:
             return None if self.calls[correlation].graph else self._op_of_call.get(correlation)
         op = self.by_external.get(external) if external is not None else None
         return op if op is not None and op.start_ns <= start_ns else None
+
+    def launch(self, correlation: int | None) -> Launch | None:
+        """The launching call of a row, None if the profile has none for it."""
+        call = self.calls.get(correlation) if correlation is not None else None
+        return Launch(call.start_ns, process_of(call.thread)) if call is not None else None
+
+
+def process_of(thread: str) -> str:
+    """The process in "process/thread"."""
+    return thread.partition("/")[0]

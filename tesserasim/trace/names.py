@@ -23,7 +23,7 @@ _RULES = tuple(
         (r"attn|attention|fmha|flash_?inf", "other"),
         (r"selective_scan|ssd_chunk|chunk_(scan|state)|state_passing|mamba|causal_conv1d", "ssm_scan"),
         (r"moe|grouped_?gemm|grouped_?mm|_matmul_ogs|fused_experts|topk_gating|expert|_routing_", "moe"),
-        (r"conv|cutlass_cudnn|wgrad|dgrad|winograd|scudnn|cudnn\w*::cnn|igemm_(fwd|bwd|wrw)|im2col|computeOffsetsKernel"
+        (r"conv(?!ert)|cutlass_cudnn|wgrad|dgrad|winograd|scudnn|cudnn\w*::cnn|igemm_(fwd|bwd|wrw)|im2col|computeOffsetsKernel"
          r"|compute\w*OffsetsKernel|gcgemm|fft2d", "conv"),
         (r"gemm|gemv|nvjet|cutlass\w*::kernel|^cijk_|matmul|_bmm_|^bmm_|splitk|xmma|dot_kernel|wmma|cublas",
          "gemm"),

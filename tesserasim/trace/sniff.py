@@ -11,7 +11,7 @@ import os
 import re
 
 from tesserasim.errors import InputError, NotKernelTraceError
-from tesserasim.trace import protobuf, source
+from tesserasim.trace import protobuf, source, sqlitefile
 
 #: Enough to see past the metadata that some exporters put before the events.
 _HEAD_BYTES = 1 << 18
@@ -50,11 +50,10 @@ _ADVICE = {
     FileKind.LFS_POINTER: "fetch the file itself with 'git lfs pull'",
     FileKind.PTX: "use 'deps' for it",
     FileKind.ARCHIVE: "unpack it first",
-    FileKind.TEXT: "give a Kineto JSON or a Parquet trace",
-    FileKind.BINARY: "give a Kineto JSON or a Parquet trace",
+    FileKind.TEXT: "give a Kineto JSON, an Nsight Systems export or a Parquet trace",
+    FileKind.BINARY: "give a Kineto JSON, an Nsight Systems export or a Parquet trace",
 }
-#: Understood, yet no importer for it so far.
-_LATER = (FileKind.NSYS_SQLITE, FileKind.NSYS_STATS_CSV)
+_PROFILES = (FileKind.KINETO, FileKind.JSON, FileKind.PARQUET, FileKind.NSYS_SQLITE, FileKind.NSYS_STATS_CSV)
 
 _MAGICS = (
     (b"PAR1", FileKind.PARQUET), (b"SQLite format 3\0", FileKind.SQLITE), (b"PK\x03\x04", FileKind.ARCHIVE),
@@ -67,6 +66,10 @@ _BOM = b"\xef\xbb\xbf"
 _EVENTS = re.compile(rb'"traceEvents"\s*:')
 _WORKLOAD_GRAPH = re.compile(rb'"workload_graph"\s*:')
 _ET_SCHEMA = re.compile(rb'"schema"\s*:\s*"[\d.]+[^"]*"')
+#: The header line of a report of `nsys stats`: of GPU rows, of other events, or a summary.
+_NSYS_HEADER = re.compile(
+    rb"^\W*(Start|API Start|Duration|Time|Total Time) ?\((ns|us|ms|s|nsec|usec|msec|sec|%)\)\W?[,;\t]", re.MULTILINE
+)
 _ET_NODES = re.compile(rb'"nodes"\s*:\s*\[')
 
 
@@ -100,17 +103,15 @@ def sniff(path: str | os.PathLike[str]) -> FileKind:
 def require_profile(path: str | os.PathLike[str], kind: FileKind) -> None:
     """Raise for a `kind` that holds no kernel trace this tool can read; the error names what `path` is.
 
-    NotKernelTraceError: recognised as something else. InputError: to be imported once, or broken.
+    NotKernelTraceError: recognised as something else. InputError: to be converted first.
     """
     where = os.fspath(path)
-    if kind in (FileKind.KINETO, FileKind.JSON, FileKind.PARQUET):
+    if kind in _PROFILES:
         return
     if kind is FileKind.EMPTY:
         raise NotKernelTraceError(f"no GPU kernels in {where}: the file is empty; export it again")
     if kind is FileKind.UTF16:
         raise InputError(f"{where}: {kind.value}; convert it to UTF-8 ('iconv -f UTF-16 -t UTF-8')")
-    if kind in _LATER:
-        raise InputError(f"{where}: {kind.value}: not yet importable; export a Kineto JSON instead")
     raise NotKernelTraceError(f"{where}: this is {kind.value}, not a kernel trace; {_ADVICE[kind]}")
 
 
@@ -140,7 +141,7 @@ def _text_kind(head: bytes) -> FileKind:
         return FileKind.UTF16 if head[:1] == b"\0" and head[1:2] in b"[{" else FileKind.BINARY
     if re.search(rb"^\s*\.version\s+\d", head, re.MULTILINE) and b".target" in head:
         return FileKind.PTX
-    if re.search(rb"^\W*(Start|Duration) \((ns|us|ms|s|nsec)\)", head, re.MULTILINE):
+    if _NSYS_HEADER.search(head):
         return FileKind.NSYS_STATS_CSV
     control = sum(head[:4096].count(c) for c in range(32) if c not in (9, 10, 12, 13, 27))
     return FileKind.BINARY if control > len(head[:4096]) // 20 else FileKind.TEXT
@@ -148,16 +149,8 @@ def _text_kind(head: bytes) -> FileKind:
 
 def _sqlite_kind(where: str) -> FileKind:
     """Nsight Systems exports are known by their tables; a capture may lack any one of them."""
-    import sqlite3
-    from contextlib import closing
-    from urllib.parse import quote
-
     if source.is_gzip(where):
         return FileKind.ARCHIVE
-    try:
-        with closing(sqlite3.connect(f"file:{quote(where)}?mode=ro&immutable=1", uri=True)) as database:
-            tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error as error:
-        raise InputError(f"{where}: damaged SQLite database ({error}); export it again") from None
+    tables = sqlitefile.tables(where)
     marks = ("CUPTI_ACTIVITY_KIND_", "META_DATA_EXPORT", "TARGET_INFO_", "NVTX_EVENTS", "StringIds")
     return FileKind.NSYS_SQLITE if any(t.startswith(marks) for t in tables) else FileKind.SQLITE

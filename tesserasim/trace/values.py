@@ -33,13 +33,22 @@ def ns_of_us(value: Any) -> int | None:
     if plain:
         fraction = ((plain[2] or "") + "0000")[:4]
         return int(plain[1]) * 1000 + int(fraction[:3]) + (fraction[3] >= "5")
+    return scaled(text, 1000)
+
+
+def scaled(text: str, factor: int) -> int | None:
+    """A decimal number times `factor`, exactly; what is finer than 1 is rounded half up.
+
+    >>> scaled("0.033", 10**6)
+    33000
+    """
     if len(text) > 64:
         return None
     try:
         number = Decimal(text)
         if not number.is_finite() or number.adjusted() > 20:
             return None
-        half_up = _EXACT.add(_EXACT.multiply(number, Decimal(1000)), Decimal("0.5"))
+        half_up = _EXACT.add(_EXACT.multiply(number, Decimal(factor)), Decimal("0.5"))
         return int(half_up.to_integral_value(ROUND_FLOOR, _EXACT))
     except (InvalidOperation, ValueError):
         return None

@@ -1,6 +1,6 @@
-"""Compare `inspect` on every Kineto profile of the data folder with the independently computed facts.
+"""Compare `inspect` on every profile of the data folder with the independently computed facts.
 
-    python experiments/validation/kineto_facts.py [DATA/traces]
+    python experiments/validation/trace_facts.py [DATA/traces]
 
 The folder is found through TESSERASIM_SHARED or beside the checkout. Prints a row per file and field that
 can be compared, times in nanoseconds, and exits 1 if anything differs. How a fact is read:
@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from tesserasim.errors import InputError, NotKernelTraceError
+from tesserasim.trace.importer import import_profile
 from tesserasim.trace.inspect import inspect_file
-from tesserasim.trace.kineto import import_kineto
 from tesserasim.trace.values import ns_of_us
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = {
     "kernels": "n_gpu_kernels", "memcpys": "n_gpu_memcpy", "memsets": "n_gpu_memset", "streams": "n_streams",
-    "graph_kernels": "graph_launched_kernels",
 }  # fmt: skip
 TIMES = {
     "busy_ns": "kernel_busy_sum_us",
@@ -37,7 +36,8 @@ TIMES = {
     "span_ns": "kernel_span_us",
 }
 COLUMNS = {
-    "gpu": "22", "kernels": ">7", "memcpys": ">7", "memsets": ">7", "streams": ">7", "graph_kernels": ">13",
+    "gpu": "22", "kernels": ">7", "memcpys": ">7", "memsets": ">7", "streams": ">7", "devices": ">7",
+    "graph_kernels": ">13",
     "busy_ns": ">10", "union_ns": ">10", "span_ns": ">12",
 }  # fmt: skip
 
@@ -51,6 +51,8 @@ def folder() -> Path:
 def expected(facts: dict[str, Any]) -> dict[str, Any]:
     want: dict[str, Any] = {"gpu": " + ".join(facts["gpu"]) if facts.get("gpu") else None}
     want |= {key: facts.get(fact) or 0 for key, fact in COUNTS.items()}
+    want["graph_kernels"] = facts.get("graph_launched_kernels", facts.get("graph_kernels")) or 0  # Kineto, Nsight
+    want["devices"] = facts.get("n_devices", facts.get("n_gpu_pids")) or 0
     want |= {key: ns_of_us(facts.get(fact) or 0) for key, fact in TIMES.items()}
     return want
 
@@ -62,7 +64,7 @@ def main() -> int:
     print(f"{'file':40} " + " ".join(f"{key:{width}}" for key, width in COLUMNS.items()) + "    s")
     for name, entry in sorted(facts.items()):
         path = where / name
-        if not path.exists() or path.suffix == ".sqlite":  # another importer
+        if not path.exists():
             continue
         if "n_gpu_kernels" not in entry["facts"]:
             wrong += refused(path)
@@ -76,13 +78,13 @@ def main() -> int:
             if got[key] != want[key]:
                 wrong += 1
                 print(f"    DIFFERS {key}: {got[key]!r}, facts.json says {want[key]!r}")
-    print(f"{files} Kineto files, {len(COLUMNS)} fields each: {wrong or 'no'} differences")
+    print(f"{files} profiles, {len(COLUMNS)} fields each: {wrong or 'no'} differences")
     return 1 if wrong or not files else 0
 
 
 def refused(path: Path) -> int:
     """Check that a file that is no kernel trace is refused; returns the number of faults."""
-    for function in (import_kineto, inspect_file):
+    for function in (import_profile, inspect_file):
         try:
             function(path)
         except NotKernelTraceError as error:

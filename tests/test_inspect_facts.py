@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from kineto_cases import SHARED, needs_shared
 
-SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "validation" / "kineto_facts.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "validation" / "trace_facts.py"
 
 
 @needs_shared
 @pytest.mark.quick
-def test_all_kineto_files_equal_the_facts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """gpu, kernels, copies, sets, streams, graph kernels, busy, union, span of every Kineto file.
+def test_all_profiles_equal_the_facts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """gpu, kernels, copies, sets, streams, devices, graph kernels, busy, union, span of every profile.
 
     Mutation tried: union over one stream only (`union_ns` summing durations) → hta-alexnet differs, fails.
     """
@@ -24,4 +24,4 @@ def test_all_kineto_files_equal_the_facts(monkeypatch: pytest.MonkeyPatch, capsy
         runpy.run_path(str(SCRIPT), run_name="__main__")
     printed = capsys.readouterr().out
     assert caught.value.code == 0, printed
-    assert "16 Kineto files, 9 fields each: no differences" in printed
+    assert "17 profiles, 10 fields each: no differences" in printed
