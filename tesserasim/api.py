@@ -7,6 +7,7 @@ file, a cluster in its short form ("A100-80GB-PCIe+L40S@25Gbps") or as the path 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -137,10 +138,35 @@ def plan_document(made: Plan, mix: Mix) -> dict[str, Any]:
     return document
 
 
-def _options(options: Mapping[str, Any], batch: int | None, depth: int | None, **more: Any) -> Options:
-    fixed: dict[str, Any] = {"batch": (batch,)} if batch else {}
-    fixed |= {"depth": (depth,)} if depth else {}
+#: The largest number an option may be: far beyond any machine, small enough for exact arithmetic.
+MOST = 1_000_000
+
+
+def _options(options: Mapping[str, Any], batch: Any, depth: Any, **more: Any) -> Options:
+    """Checked options. Raises InputError for an unknown name and for numbers that are none."""
+    known = [f.name for f in dataclasses.fields(Options)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise InputError(f"unknown option {name!r}; " + (f"did you mean {near[0]}?" if near else ", ".join(known)))
+    fixed = {n: _numbers(n, v) for n, v in (("batch", batch), ("depth", depth)) if v is not None}
+    for name in ("max_seqs", "in_flight"):
+        if options.get(name) is not None:
+            _numbers(name, options[name])
+    seed = options.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InputError(f"seed: {seed!r} is not a whole number")
     return Options(**{**options, **fixed, **more})
+
+
+def _numbers(name: str, value: Any) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    for v in values:
+        if isinstance(v, bool) or not isinstance(v, int) or not 1 <= v <= MOST:
+            raise InputError(f"{name}: {str(v)[:40]!r} is not a whole number from 1 to {MOST}")
+    if not values:
+        raise InputError(f"{name}: an empty list leaves nothing to choose from")
+    return values
 
 
 def sweep(

@@ -17,6 +17,7 @@ from typing import Any
 
 from tesserasim.cluster.model import Cluster
 from tesserasim.costs.base import CostModel
+from tesserasim.errors import InputError
 from tesserasim.lower import lower
 from tesserasim.metrics.bound import Bound, bound, mixed_bound_per_s
 from tesserasim.metrics.summary import LaneOutcome, Outcome, Summary, outcome, summarise
@@ -90,9 +91,14 @@ class Case:
         return kept if kept.cluster is self.cluster else replace(kept, mix=self.mix, cluster=self.cluster)
 
     def best(self, policy: Policy, limits: Limits | None = None) -> Ran | NotApplicable:
-        """The policy's best plan: of its candidates the two best predicted are simulated."""
+        """The policy's best plan: of its candidates the two best predicted are simulated.
+
+        Raises InputError if the traces reach no batch at all (lengths beyond the captured grid).
+        """
         ctx = self.context if limits is None else self.context_for(limits)
         found = policy.candidates(ctx)
+        if ctx.unreachable and not any(ctx.reachable(b) for b in ctx.limits.batches):
+            raise InputError(next(iter(ctx.unreachable.values())))
         if isinstance(found, NotApplicable):
             return found
         best: Ran | None = None
@@ -208,11 +214,13 @@ def settled_run(program: Program, engine: str, check: bool = False) -> tuple[Sim
     counts only the second half of the run and compares it with the quarter before; given up at LONGEST windows,
     the change being reported.
     """
+    if check:  # invariants are those of the program; one window shows all its kernels, on the reference engine
+        run(program, engine=engine, check=True)
     if not program.channels:
-        return run(program, engine=engine, check=check), 0.0
+        return run(program, engine=engine), 0.0
     stretch = 2
     while True:
-        result = run(replace(program, stretch=stretch), engine=engine, check=check)
+        result = run(replace(program, stretch=stretch), engine=engine)
         before = sum(lane.before_per_s(lane.window // 2) for lane in result.lanes)
         change = abs(sum(lane.steady_per_s for lane in result.lanes) / before - 1.0)
         if change < SETTLED or stretch >= LONGEST:

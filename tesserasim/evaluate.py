@@ -174,16 +174,13 @@ def _median_gain(draws: FloatArray, other: FloatArray | None) -> float | None:
 
 
 def _p_win(draws: FloatArray, honest: Honest) -> float:
-    """P(this plan is at least as fast as replicas and as single GPUs at equal budget); a tie counts half.
+    """P(this plan is at least as fast as replicas on the same GPUs); 1 for replicas themselves.
 
     A comparison of several policies replaces it by P(fastest of all): `set_p_win`.
     """
-    rivals = {"self": draws}
-    if honest.replicas_draws is not None:
-        rivals["replicas"] = honest.replicas_draws
-    if honest.single_draws is not None:
-        rivals["single"] = honest.single_draws
-    return p_win(rivals)["self"]
+    if honest.replicas_draws is None:
+        return 1.0
+    return float(np.mean(draws >= honest.replicas_draws * (1.0 - 1e-9)))
 
 
 def set_p_win(evaluations: Sequence[Evaluation]) -> None:

@@ -52,7 +52,7 @@ def test_who_wins_is_decided_by_the_draws() -> None:
     rows = [row("kernel", 10.1, p_win=0.2, gain_vs_replicas=-0.05, gain80_vs_replicas=[-0.2, 0.01], median_per_s=9.5),
             row("replicas-lo", 10.0, p_win=0.8)]  # fmt: skip
     assert verdict(rows).startswith(
-        "replicas-lo beats kernel by 5 % [-1, 25], P(win) 0.80; at the predicted times kernel leads by 1.0 %; "
+        "undecided: replicas-lo before kernel by 5 % [-1, 25], P(win) 0.80; at the predicted times kernel leads by 1.0 %; "
     )
 
 
@@ -62,7 +62,7 @@ def test_budget_warns() -> None:
     Mutation tried: leaving the line out when the winner is a joint plan.
     """
     line = verdict([row("kernel", 10.7, best_single_per_s=12.0)])
-    assert "1.80 x A100 at equal budget give 12 % more, in whole GPUs less" in line
+    assert "1.80 x A100 at equal budget give 12 % more, 1 whole ones less" in line
 
 
 def test_origins_and_missing_units() -> None:

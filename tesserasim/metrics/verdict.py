@@ -68,7 +68,13 @@ def _joint_wins(winner: Row) -> str:
     name = winner.get("replicas_policy") or "replicas-lo"
     median = winner.get("gain_vs_replicas")
     gain = _percent(winner["throughput_per_s"] / replicas if median is None else 1 + median)
-    return f"{winner['policy']} beats {name} by {gain}{_range(winner.get('gain80_vs_replicas'))}{_chance(winner)}"
+    return _leads(winner, str(name), gain, winner.get("gain80_vs_replicas"))
+
+
+def _leads(winner: Row, other: str, gain: str, interval: Sequence[float] | None) -> str:
+    """"beats" only where the 80 % interval of the gain leaves no doubt of its sign."""
+    head = f"{winner['policy']} beats" if not interval or interval[0] > 0 else f"undecided: {winner['policy']} before"
+    return f"{head} {other} by {gain}{_range(interval)}{_chance(winner)}"
 
 
 def _honest_wins(winner: Row, joint: Sequence[Row]) -> str:
@@ -83,7 +89,7 @@ def _honest_wins(winner: Row, joint: Sequence[Row]) -> str:
     interval = best.get("gain80_vs_replicas") if winner["policy"] != "single" else None
     # The stored gain is best / replicas - 1; the winner's gain over best turns it round.
     turned = [1 / (1 + g) - 1 for g in reversed(interval)] if interval else None
-    return f"{winner['policy']} beats {best['policy']} by {_percent(ratio)}{_range(turned)}{_chance(winner)}"
+    return _leads(winner, str(best["policy"]), _percent(ratio), turned)
 
 
 def _budget(winner: Row) -> str:
@@ -94,7 +100,7 @@ def _budget(winner: Row) -> str:
     n, gpu = winner.get("best_single_count"), winner.get("best_single_gpu")
     who = f"{n:.2f} x {gpu}" if n and gpu else "single GPUs"
     whole = winner.get("best_single_int_per_s") or 0.0
-    note = "" if whole > winner["throughput_per_s"] else ", in whole GPUs less"
+    note = "" if whole > winner["throughput_per_s"] else f", {int(n or 0)} whole ones less"
     return f"{who} at equal budget give {_percent(single / winner['throughput_per_s'])} more{note}"
 
 

@@ -52,7 +52,7 @@ def new_mix(traces: Sequence[Path], out: Path, options: MixOptions) -> dict[str,
     if language and options.launches:
         raise InputError(f"mix {out}: --launches is for stages; a language model's follow from its lengths")
     content: dict[str, object] = {
-        "name": options.name or out.stem, "model": next(iter(models)), "kind": "llm" if language else "image",
+        "name": options.name or out.stem, "model": next(iter(models)), "kind": "llm" if language else "stages",
     }  # fmt: skip
     if language:
         content |= {"input_tokens": options.input_tokens, "output_tokens": options.output_tokens}

@@ -35,7 +35,8 @@ class Mix:
 
     kind "llm": ceil(B / prefill_batch) prefills, then output_tokens - 1 decode steps at batch B whose KV
     length grows from input_tokens + 1 to input_tokens + output_tokens - 1 (the prefill gives token 1).
-    kind "image": `stages`, each (unit, launches), at batch B.
+    kind "image": `stages`, each (unit, launches), at batch B; results count images.
+    kind "stages": the same for any other request (an imported profile); results count requests.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Mix:
 
     @property
     def throughput_unit(self) -> str:
-        return "request/s" if self.kind == "llm" else "image/s"
+        return "image/s" if self.kind == "image" else "request/s"
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ class Mix:
         """Unit instances of a cohort of `batch` requests, in program order."""
         if batch < 1:
             raise InputError(f"mix {self.name}: a cohort needs at least one request, not {batch}")
-        if self.kind == "image":
+        if self.kind != "llm":
             return tuple(UnitInstance(unit, batch, 1, 0, count) for unit, count in self.stages)
         size = min(self.prefill_batch, batch)
         full, rest = divmod(batch, size)
@@ -85,11 +86,11 @@ class Mix:
 
     def validate(self) -> None:
         """Raise InputError if lengths are absurd, a unit has no trace, or shared buffers disagree."""
-        if self.kind not in ("llm", "image"):
-            raise InputError(f"mix {self.name}: kind {self.kind!r} is neither 'llm' nor 'image'")
+        if self.kind not in ("llm", "image", "stages"):
+            raise InputError(f"mix {self.name}: kind {self.kind!r} is none of llm, image, stages")
         if self.kind == "llm" and (self.input_tokens < 1 or self.output_tokens < 1 or self.prefill_batch < 1):
             raise InputError(f"mix {self.name}: input_tokens, output_tokens and prefill_batch must be at least 1")
-        if self.kind == "image" and (not self.stages or any(n < 1 for _, n in self.stages)):
+        if self.kind != "llm" and (not self.stages or any(n < 1 for _, n in self.stages)):
             raise InputError(f"mix {self.name}: stages must name units with at least one launch each")
         shared: dict[str, tuple[int, str]] = {}
         for unit in self.units:
