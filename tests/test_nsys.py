@@ -61,7 +61,7 @@ def test_tables_and_columns_that_lack_are_no_error(tmp_path: Path) -> None:
 def test_no_kernels_is_one_line(tmp_path: Path, tables: dict[str, Any]) -> None:
     path = export(tmp_path / "e.sqlite", tables)
     for function in (import_profile, inspect_file):
-        with pytest.raises(NotKernelTraceError, match="no GPU kernels in .*CUPTI_ACTIVITY_KIND_KERNEL") as caught:
+        with pytest.raises(NotKernelTraceError, match=r"no GPU kernels in .*CUPTI_ACTIVITY_KIND_KERNEL") as caught:
             function(path)
         assert "\n" not in str(caught.value) and "SELECT" not in str(caught.value)
 
@@ -111,7 +111,7 @@ def test_graph_kernels_by_node_by_graph_and_by_their_launch(tmp_path: Path) -> N
 
 def test_graphs_recorded_as_a_whole_are_said(tmp_path: Path) -> None:
     tables = {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [{"start": 1, "end": 99}, {"start": 101, "end": 199}]}
-    with pytest.raises(NotKernelTraceError, match="2 runs of CUDA graphs .* --cuda-graph-trace=node"):
+    with pytest.raises(NotKernelTraceError, match=r"2 runs of CUDA graphs .* --cuda-graph-trace=node"):
         import_profile(export(tmp_path / "e.sqlite", tables))
 
 
@@ -142,7 +142,8 @@ def test_gpu_numbers_of_cuda_and_of_the_system(tmp_path: Path) -> None:
     gpus = [{"id": 0, "name": "NVIDIA L40S"}, {"id": 3, "name": "NVIDIA A100"}]
     tables = {KERNEL: [kernel(0, 9)], "TARGET_INFO_GPU": gpus, "TARGET_INFO_CUDA_DEVICE": [{"cudaId": 0, "gpuId": 3}]}
     assert inspect_file(export(tmp_path / "e.sqlite", tables))["gpu"] == "NVIDIA A100"
-    assert inspect_file(export(tmp_path / "f.sqlite", {**tables, "TARGET_INFO_CUDA_DEVICE": []}))["gpu"] == "NVIDIA L40S"
+    del tables["TARGET_INFO_CUDA_DEVICE"]
+    assert inspect_file(export(tmp_path / "f.sqlite", tables))["gpu"] == "NVIDIA L40S"
 
 
 def test_times_are_integers_to_the_last_nanosecond(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def _workers(rows: list[Row]) -> dict[int, Work]:
     """For each operator call with recorded work the kernel that does it: place in `rows` → work.
 
     One call may launch several kernels (split-K GEMM and its reduce). The work goes to one of the kind that
-    the operator is known for, else to any; of several to the longest.
+    the operator is known for, else to any; of several to the longest that is not called a reduce.
     """
     of_call: dict[Op, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
@@ -231,7 +231,7 @@ def _workers(rows: list[Row]) -> dict[int, Work]:
             continue
         kinds = op.work.kinds
         fitting = [i for i in places if kernel_kind(rows[i].name) in kinds] or places
-        found[max(fitting, key=lambda i: rows[i].duration_ns)] = op.work
+        found[max(fitting, key=lambda i: ("reduce" not in rows[i].name.lower(), rows[i].duration_ns))] = op.work
     return found
 
 
