@@ -64,12 +64,12 @@ class Case:
 
     def __init__(
         self, mix: Mix, cluster: Cluster, costs: CostModel, limits: Limits | None = None, engine: str = "auto",
-        seed: int = 0, cache: Cache | None = None, allow_extrapolation: bool = False, check: bool = False,
+        seed: int = 0, cache: Cache | None = None, allow_extrapolation: bool = False,
     ) -> None:  # fmt: skip
         self.mix, self.cluster, self.costs, self.engine, self.seed = mix, cluster, costs, engine, seed
         self.limits = limits or Limits()
         self.cache: Cache = {} if cache is None else cache
-        self.allow, self.check = allow_extrapolation, check
+        self.allow = allow_extrapolation
         self.traces = tuple(trace_hash(t) for unit in mix.units for t in mix.traces[unit])
         #: what every result here depends on, machines aside
         self.base = digest(mix_facts(mix), self.traces, costs.name, costs.version, allow_extrapolation)
@@ -124,16 +124,27 @@ class Case:
         devices = tuple(d.id for d in self.cluster.devices if any(d.id in lane.devices for lane in lanes))
         names = [f"lane{i}" for i in range(len(lanes))]
         key = ("run", self.base, self.engine, *self._component_facts(lanes, devices))
-        if key not in self.cache or self.check:
-            part = replace(plan, lanes=tuple(replace(x, name=n) for x, n in zip(lanes, names, strict=True)))
-            program = lower(self.mix, part, self.cluster, self.costs, allow_extrapolation=self.allow)
-            result, change = settled_run(program, self.engine, self.check)
+        if key not in self.cache:
+            renamed = [replace(x, name=n) for x, n in zip(lanes, names, strict=True)]
+            result, change = settled_run(self._lowered(plan, renamed), self.engine)
             self.cache[key] = outcome(result, devices, change).to_dict()
         kept = self.cache[key]
         own = tuple(
             LaneOutcome(**{**data, "name": lane.name}) for data, lane in zip(kept["lanes"], lanes, strict=True)
         )
         return devices, Outcome(own, tuple(kept["utilisation"]), kept["engine"], kept["change"])
+
+    def _lowered(self, plan: Plan, lanes: Sequence[Lane]) -> Program:
+        part = replace(plan, lanes=tuple(lanes))
+        return lower(self.mix, part, self.cluster, self.costs, allow_extrapolation=self.allow)
+
+    def verify(self, plan: Plan) -> None:
+        """Run a plan once more, for a first window, and hold every slice of it to the invariants.
+
+        One window shows all kernels and transfers of the plan. Raises InvariantError.
+        """
+        for lanes in lane_components(plan):
+            run(self._lowered(plan, lanes), engine=self.engine, check=True)
 
     def _component_facts(self, lanes: Sequence[Lane], devices: tuple[str, ...]) -> tuple[str, ...]:
         """What a component's run depends on, with devices by position, so that equal machines share a run."""
@@ -205,7 +216,7 @@ class Case:
         return plan_draws(ran.plan, self.priced(ran.plan), ran.dispatch, ran.summary.steady_per_s, self.seed)
 
 
-def settled_run(program: Program, engine: str, check: bool = False) -> tuple[SimResult, float]:
+def settled_run(program: Program, engine: str) -> tuple[SimResult, float]:
     """Run a program until doubling the run changes its rate by less than 1 %; (result, last change).
 
     Lanes that talk to nobody repeat themselves exactly and run once. Others may drift: cohorts that entered
@@ -214,8 +225,6 @@ def settled_run(program: Program, engine: str, check: bool = False) -> tuple[Sim
     counts only the second half of the run and compares it with the quarter before; given up at LONGEST windows,
     the change being reported.
     """
-    if check:  # invariants are those of the program; one window shows all its kernels, on the reference engine
-        run(program, engine=engine, check=True)
     if not program.channels:
         return run(program, engine=engine), 0.0
     stretch = 2

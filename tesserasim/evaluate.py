@@ -62,14 +62,16 @@ def evaluate(
 
     `table` names the row ("own-best", or "equal-in-flight" where `limits.in_flight` is set). Prices come with
     the cluster. A policy without a plan gives a row with applicable False and the reason. `check` runs the
-    engine's invariants on every run (slow). Raises InputError for input that cannot be used.
+    plan once more and verifies the engine's invariants (slow). Raises InputError for input that cannot be used.
     """
     chosen = _policy(policy)
-    case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation, check)
+    case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation)
     ran = case.best(chosen)
     if isinstance(ran, NotApplicable):
         row = {"policy": chosen.name, "applicable": False, "reason": ran.reason}
         return Evaluation({**_common(case, table), **row})
+    if check:
+        case.verify(ran.plan)
     return _evaluation(case, ran, table)
 
 
@@ -80,7 +82,7 @@ def evaluate_plan(
 ) -> Evaluation:  # fmt: skip
     """A given plan as one row. Raises DoesNotFitError if it exceeds a device's memory, InputError if it does not
     cover the mix or names unknown devices."""
-    case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation, check)
+    case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation)
     try:
         lanes = case.priced(plan)
     except KeyError as error:
@@ -88,6 +90,8 @@ def evaluate_plan(
     reason = why_not([PlacedLane(x.form.workload, x.x, x.depth) for x in lanes])
     if reason:
         raise DoesNotFitError(reason)
+    if check:
+        case.verify(plan)
     known = policies().get(plan.policy)
     return _evaluation(case, case.run(plan, known.dispatch if known else "free"), table)
 
