@@ -44,7 +44,7 @@ def steps(count: int, late: float = 0) -> list[Any]:
 def test_rows_belong_to_the_step_that_launched_them(tmp_path: Path) -> None:
     """The GPU lags most of a step behind.
 
-    Mutation tried: `_assign` asks for the row's own start instead of the launch's → [3, 3, 3, ...] breaks, fails.
+    Mutation tried: `_assign` asks for the row's own start instead of the launch's → rows move to the next step, fails.
     """
     got = found(tmp_path, [kernel("before", -500, 5), *steps(3, late=85)])
     assert got is not None
@@ -111,7 +111,7 @@ def imported(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str,
 
 
 def test_import_of_one_iteration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Mutation tried: `_part` keeps the gaps of the whole profile → the first gap is 65 µs, fails."""
+    """Mutation tried: `_part` keeps the gaps of the whole profile → the first gap is to the step before, fails."""
     path, out = write(tmp_path / "p.json", document(steps(3))), tmp_path / "t.parquet"
     code, printed, _ = imported(capsys, path, "--out", out, "--iteration", 1, "--json")
     facts = json.loads(printed)

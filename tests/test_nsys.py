@@ -86,7 +86,7 @@ def test_schema_version_is_read_and_an_unknown_one_said(tmp_path: Path, given: s
 
 
 def test_dangling_string_ids_are_named_and_said(tmp_path: Path) -> None:
-    """Mutation tried: `_kernel_name` takes the first id without looking it up → no warning, fails."""
+    """Mutation tried: `_kernel_name` does not note the missing id → no warning, fails."""
     rows = [kernel(0, 9, demangledName=123, shortName=124), kernel(10, 19, demangledName=123), kernel(20, 29)]
     trace = import_profile(export(tmp_path / "e.sqlite", {KERNEL: rows, "META_DATA_EXPORT": version()}))
     assert [k.name for k in trace] == ["string 123?", "gemm", "void gemm<float>(float*)"]
@@ -138,7 +138,7 @@ def test_operators_come_from_nvtx_around_the_launch(tmp_path: Path) -> None:
 
 
 def test_gpu_numbers_of_cuda_and_of_the_system(tmp_path: Path) -> None:
-    """Mutation tried: TARGET_INFO_CUDA_DEVICE left out → the name of the wrong GPU, fails."""
+    """Mutation tried: the numbers of TARGET_INFO_CUDA_DEVICE ignored → the name of the wrong GPU, fails."""
     gpus = [{"id": 0, "name": "NVIDIA L40S"}, {"id": 3, "name": "NVIDIA A100"}]
     tables = {KERNEL: [kernel(0, 9)], "TARGET_INFO_GPU": gpus, "TARGET_INFO_CUDA_DEVICE": [{"cudaId": 0, "gpuId": 3}]}
     assert inspect_file(export(tmp_path / "e.sqlite", tables))["gpu"] == "NVIDIA A100"
@@ -156,9 +156,9 @@ def test_times_are_integers_to_the_last_nanosecond(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:
-    """A file in write-ahead mode, in a folder where nothing may be written, and a log that is not read.
+    """A file in write-ahead mode; a log beside it is not read, which is said.
 
-    Mutation tried: `immutable=1` left out → SQLite makes -shm and -wal beside the file, fails.
+    Mutation tried: `immutable=1` left out → SQLite wants -shm and -wal beside the file, fails.
     """
     path = export(tmp_path / "odd name?#%.sqlite", {KERNEL: [kernel(0, 9)], "META_DATA_EXPORT": version()})
     database = sqlite3.connect(path)

@@ -19,7 +19,7 @@ HEADER = "Start (ns),Duration (ns),CorrId,Device,Strm,Name\n"
 
 
 def test_preamble_quotes_empty_cells_and_devices(tmp_path: Path) -> None:
-    """Mutation tried: the device's number left out (`label` of the whole text) → one device, fails."""
+    """Mutation tried: every row on device 0 → one device, fails."""
     path = write(tmp_path / "report.csv", CSV)
     trace = import_profile(path)
     rows = [(k.name, k.kind, k.device, k.stream, k.start_ns, k.duration_ns, k.grid) for k in trace]
@@ -60,7 +60,7 @@ def test_units_are_those_of_the_header(
 
 
 def test_nanoseconds_beyond_32_bits_and_near_63(tmp_path: Path) -> None:
-    """Mutation tried: times through float → the last start is off by 232 ns, fails."""
+    """Mutation tried: times through float → the last start is not exact, fails."""
     text = HEADER + "3000000000,2200000000,1,GPU (0),7,k1\n9223372036854775000,900,2,GPU (0),7,k2\n"
     trace = import_profile(write(tmp_path / "r.csv", text))
     assert [(k.start_ns, k.duration_ns) for k in trace] == [(0, 2200000000), (9223372033854775000, 900)]
