@@ -24,6 +24,7 @@ from tesserasim.metrics.summary import LaneOutcome, Outcome, Summary, outcome, s
 from tesserasim.metrics.uncertainty import PricedLane, plan_draws
 from tesserasim.plans import Lane, Plan
 from tesserasim.policies.base import Context, Limits, NotApplicable, Policy
+from tesserasim.sim.components import grouped
 from tesserasim.sim.engine import run
 from tesserasim.sim.program import Program
 from tesserasim.sim.result import SimResult
@@ -239,18 +240,7 @@ def settled_run(program: Program, engine: str) -> tuple[SimResult, float]:
 
 def lane_components(plan: Plan) -> list[list[Lane]]:
     """Lanes grouped so that groups share no device (and so no link)."""
-    groups: list[tuple[set[str], list[Lane]]] = []
-    for lane in plan.lanes:
-        devices, members = set(lane.devices), [lane]
-        apart = []
-        for used, lanes in groups:
-            if used & devices:
-                devices |= used
-                members = lanes + members
-            else:
-                apart.append((used, lanes))
-        groups = [*apart, (devices, members)]
-    return [lanes for _, lanes in groups]
+    return [[plan.lanes[i] for i in group] for group in grouped(set(lane.devices) for lane in plan.lanes)]
 
 
 def digest(*content: Any) -> str:

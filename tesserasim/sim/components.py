@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Set
+
 from tesserasim.sim.program import Program
+
+
+def grouped(used: Iterable[Set[Hashable]]) -> list[list[int]]:
+    """Indices of the sets, grouped so that sets of different groups have nothing in common; in order."""
+    groups: list[tuple[set[Hashable], list[int]]] = []
+    for index, things in enumerate(used):
+        together, members, apart = set(things), [index], []
+        for others, group in groups:
+            if others & together:
+                together |= others
+                members = group + members
+            else:
+                apart.append((others, group))
+        groups = [*apart, (together, sorted(members))]
+    return sorted(members for _, members in groups)
 
 
 def components(program: Program) -> list[list[int]]:
     """Lanes grouped so that lanes of different groups share no device and no channel; in lane order."""
-    groups: list[tuple[set[int], list[int]]] = []
-    for index, lane in enumerate(program.lanes):
+    used = []
+    for lane in program.lanes:
         devices = {s.device for s in lane.streams if s.duration}
         for s in lane.streams:
             for sends in s.sends:
                 if sends:
                     devices.update(program.channels[x.channel].dst for x in sends)
-        members = [index]
-        apart = []
-        for used, lanes in groups:
-            if used & devices:
-                devices |= used
-                members = lanes + members
-            else:
-                apart.append((used, lanes))
-        groups = [*apart, (devices, sorted(members))]
-    return sorted(lanes for _, lanes in groups)
+        used.append(devices)
+    return grouped(used)
