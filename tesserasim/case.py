@@ -33,8 +33,9 @@ from tesserasim.trace.model import Trace
 from tesserasim.workload import FloatArray, Workload, build_workload
 
 Cache = MutableMapping[Any, Any]
-#: Candidates simulated per policy: predictions rank, the engine decides.
-SIMULATED = 2
+#: Candidates simulated per policy: predictions rank, the engine decides. Where more than two are predicted alike
+#: (one GPU at several depths, several equal GPUs), up to SIMULATED_TIED of them.
+SIMULATED, SIMULATED_TIED, TIED = 2, 6, 1e-3
 #: A second plan that is predicted slower, by more than this, than the first has run is not simulated.
 HOPE = 0.05
 #: A steady rate is settled when doubling the run changes it by less than this; LONGEST (windows) bounds the run.
@@ -103,7 +104,7 @@ class Case:
         if isinstance(found, NotApplicable):
             return found
         best: Ran | None = None
-        for plan in found[:SIMULATED]:
+        for plan in _worth_a_run(found):
             predicted = US_PER_S / plan.objective_us if plan.objective_us else 0.0
             if best is not None and predicted * (1 + HOPE) <= best.summary.steady_per_s:
                 continue
@@ -151,7 +152,8 @@ class Case:
         """What a component's run depends on, with devices by position, so that equal machines share a run."""
         place = {d: i for i, d in enumerate(devices)}
         content = [
-            [x.batch, x.depth, x.priority, x.stagger_us, {u: {s: place[d] for s, d in a.items()} for u, a in x.assignment.items()}]
+            [x.batch, x.depth, x.priority, x.stagger_us,
+             {u: {s: place[d] for s, d in a.items()} for u, a in x.assignment.items()}]
             for x in lanes
         ]
         links = [
@@ -215,6 +217,16 @@ class Case:
 
     def draws(self, ran: Ran) -> FloatArray:
         return plan_draws(ran.plan, self.priced(ran.plan), ran.dispatch, ran.summary.steady_per_s, self.seed)
+
+
+def _worth_a_run(plans: Sequence[Plan]) -> list[Plan]:
+    """The first SIMULATED, and one-GPU plans (cheap to run) that are predicted as fast as the first."""
+    first = plans[0].objective_us or 0.0
+    tied = [
+        p for p in plans[SIMULATED:]
+        if p.objective_us and p.objective_us <= first * (1 + TIED) and all(len(x.devices) == 1 for x in p.lanes)
+    ]  # fmt: skip
+    return [*plans[:SIMULATED], *tied[: SIMULATED_TIED - SIMULATED]]
 
 
 def settled_run(program: Program, engine: str) -> tuple[SimResult, float]:
