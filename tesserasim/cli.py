@@ -157,6 +157,15 @@ def _inspect(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _deps(options: argparse.Namespace) -> int:
+    from tesserasim.deps.ptx import analyse_file
+
+    found = {name: effects.modes for name, effects in analyse_file(options.file).items()}
+    lines = [f"{name}: " + ", ".join(f"{p} {m}" for p, m in modes.items()) for name, modes in found.items()]
+    _print(found, options.json, "\n".join(lines) or f"{options.file}: no kernels")
+    return DONE
+
+
 def _gpus(options: argparse.Namespace) -> int:
     from tesserasim.cluster.catalogue import describe_gpus
     from tesserasim.report.words import format_gpus
@@ -313,6 +322,8 @@ def _add_files(commands: Any) -> None:
     c.add_argument("--phase", choices=("prefill", "decode", "denoise", "encode", "other"))
     c.add_argument("--gpu", metavar="NAME", help="the GPU, where the profile does not say it")
     c.add_argument("--clip", action="store_true", help="end each kernel where the next on its stream begins")
+    c = _command(commands, "deps", _deps, "which pointers the kernels of a PTX file read and write")
+    c.add_argument("file", type=Path, metavar="FILE.ptx")
     c = _command(commands, "inspect", _inspect, "what a profile or a trace holds")
     c.add_argument("file", type=Path, metavar="FILE")
     mix = commands.add_parser("mix", help="make mixes", description="make mixes")

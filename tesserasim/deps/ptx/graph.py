@@ -89,7 +89,8 @@ class Graph:
         self.phi_block: dict[int, tuple[int, int]] = {}
         self.foreign = self.node("foreign", data=8)
         self.shared = self.node("cell", data="shared")
-        self.local = self.node("cell", data="local")
+        self.blur = self.node("cell", data="local")  # stored somewhere in local memory
+        self.local = self.node("cell", [self.blur], "local")  # all of local memory
         self.here = (0, 0)
         self.run(entry, {}, {}, 0, ())
         self.link()
@@ -211,7 +212,7 @@ class Graph:
         back = given if name == "vprintf" else self.node("join", [given, self.foreign])
         if name != "vprintf":
             self.everything = True
-            self.inputs[self.local].append(back)
+            self.inputs[self.blur].append(back)
             self.inputs[self.shared].append(back)
         for cell in outs:
             cell.stores.append((0, 1 << 20, back))
@@ -240,7 +241,7 @@ class Graph:
             cell = self.cell(me, v)
             value = self.node("join")
             cell.loads.append((0, 1 << 20, value))
-            self.inputs[self.local].append(value)
+            self.inputs[self.blur].append(value)
             cell.stores.append((0, 1 << 20, self.local))
             return self.once("address", (Variable(v.name, "local", v.type, v.nbytes), symbol.offset))
         return self.once("address", (v, symbol.offset))

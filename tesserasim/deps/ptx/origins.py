@@ -24,12 +24,11 @@ from typing import Any
 from tesserasim.deps.ptx.graph import Access, Graph
 from tesserasim.deps.ptx.model import Variable, words
 
-Masks = tuple[int, int, int, int, int, int]  # direct, scaled, piece, small, subtracted, firm
-NOTHING: Masks = (0, 0, 0, 0, 0, 0)
+Masks = tuple[int, int, int, int, int]  # direct, scaled, piece, small, subtracted
+NOTHING: Masks = (0, 0, 0, 0, 0)
 FOREIGN, SHARED, LOCAL, FUNCTION = 1, 2, 4, 8
 _SLOT, _WHOLE, _MODULE = "slot", "whole", "module"
 MAX_SLOTS = 512
-MAX_VISITS = 40  # of one node; afterwards its value only grows
 _ALTERNATIVES = frozenset(("phi", "join", "cell", "load", "selp", "min", "max", "slct"))
 _PIECES = words(
     "shr piece xor not lop3 bfe bfi prmt shf div rem popc clz brev bfind fns sad abs cnot szext bmsk dp4a dp2a and or"
@@ -63,6 +62,7 @@ class Origins:
         self.whole = 0  # addresses of parameters
         self.module = 0  # addresses of module variables
         self.values: list[Masks] = [NOTHING] * len(graph.ops)
+        self.firm: list[int] = []
         self.users: list[list[int]] = []
         self._connect()
         self._solve(range(len(graph.ops)))
@@ -122,16 +122,11 @@ class Origins:
         values, users, transfer = self.values, self.users, self._transfer
         todo = deque(start)
         waiting = set(start)
-        visits: dict[int, int] = {}
         while todo:
             i = todo.popleft()
             waiting.discard(i)
             new = transfer(i)
             if new != values[i]:
-                visits[i] = visits.get(i, 0) + 1
-                if visits[i] > MAX_VISITS:
-                    a, b = new, values[i]
-                    new = (a[0] | b[0], a[1] | b[1], a[2] | b[2], a[3] | b[3], a[4] | b[4], a[5] | b[5])
                 values[i] = new
                 for u in users[i]:
                     if u not in waiting:
@@ -144,71 +139,93 @@ class Origins:
         if not inputs and op in ("foreign", "load", "param", "address", "function"):
             return self._source(op, g.data[i])
         values = self.values
-        d = s = p = q = n = f = 0
+        d = s = p = q = n = 0
         for k, x in enumerate(inputs):
             if op == "selp" and k == 2:
                 continue
             v = values[x]
             if (op == "sub" and k == 1) or op == "neg":
                 n |= v[0] | v[1] | v[2]
-            d, s, p, q, n, f = d | v[0], s | v[1], p | v[2], q | v[3], n | v[4], f | v[5]
-        if op in _ALTERNATIVES and len(inputs) > 1:
-            f |= self._alternatives(inputs[:2] if op == "selp" else inputs, d, d | p)
-        elif op in _PIECES and len(inputs) > 1 and (d | p) & self.trusted:
-            f |= d | p
-        return self._shaped(op, i, (d, s, p, q, n, f))
+            d, s, p, q, n = d | v[0], s | v[1], p | v[2], q | v[3], n | v[4]
+        return self._shaped(op, i, (d, s, p, q, n))
 
-    def _alternatives(self, inputs: list[int], direct: int, bases: int) -> int:
+    def _settle(self) -> None:
+        """Which origins are firm: a second fixed point, over classes that no longer change."""
+        g, values = self.graph, self.values
+        self.firm = [0] * len(values)
+        todo = []
+        for i, (op, inputs) in enumerate(zip(g.ops, g.inputs, strict=True)):
+            if len(inputs) > 1 and (op in _ALTERNATIVES or op in _PIECES):
+                self.firm[i] = self._alternatives(op, inputs)
+                if self.firm[i]:
+                    todo.append(i)
+        while todo:
+            i = todo.pop()
+            for u in self.users[i]:
+                new = self.firm[u] | self.firm[i]
+                # An index or a number of 32 bits made from an address is no address.
+                if new != self.firm[u] and values[u][0] | values[u][2]:
+                    self.firm[u] = new
+                    todo.append(u)
+
+    def _alternatives(self, op: str, inputs: list[int]) -> int:
         """Where values meet and one of them is a pointer, each of the others may be the pointer as well."""
+        values = [self.values[x] for x in (inputs[:2] if op == "selp" else inputs)]
+        bases = direct = 0
+        for v in values:
+            bases, direct = bases | v[0] | v[2], direct | v[0]
+        if bases & self.trusted:
+            if op in _PIECES:
+                return bases
+            firm = 0
+            for v in values:
+                firm |= self._based(v)
+            return firm
         firm = 0
-        known = bases & self.trusted
-        for x in inputs:
-            v = self.values[x]
-            if known:
-                firm |= self.base(x)
-            elif direct and v[1] and not v[0] and not v[2]:
+        for v in values:
+            if direct and v[1] and not v[0] and not v[2]:
                 firm |= v[1]
         return firm
 
     def _shaped(self, op: str, i: int, v: Masks) -> Masks:
         """The class of a result, given the union of its operands."""
-        d, s, p, q, n, f = v
+        d, s, p, q, n = v
         word = self.graph.module.pointer_bytes
         data = self.graph.data[i]
         if op in ("mul", "shl"):
             return self._scaled(op, i, v)
         if op in _PIECES:
-            return (0, 0, d | s | p | q, 0, n, f) if op == "bfi" else (0, 0, d | s | p, q, n, f)
+            return (0, 0, d | s | p | q, 0, n) if op == "bfi" else (0, 0, d | s | p, q, n)
         if op in ("cvt", "load", "unpack"):
             wide = self._cvt_bytes(data) if op == "cvt" else data[1] if op == "unpack" else data
-            return (0, 0, 0, d | s | p | q, n, 0) if wide < word else v
+            return (0, 0, 0, d | s | p | q, n) if wide < word else v
         if op == "pack":
-            return d | p | q, s, 0, 0, n, f
+            return d | p | q, s, 0, 0, n
         if op == "test":
             return NOTHING
         if op == "cvta":
             words = " ".join(data)
-            return d | (SHARED if "shared" in words else LOCAL if "local" in words else 0), s, p, q, n, f
+            return d | (SHARED if "shared" in words else LOCAL if "local" in words else 0), s, p, q, n
         return v
 
     def _scaled(self, op: str, i: int, v: Masks) -> Masks:
         """A product or a shift to the left: an index, unless it is undone or moves the bits up high."""
-        d, s, p, q, n, f = v
+        d, s, p, q, n = v
         g = self.graph
         constants = [g.data[x] for x in g.inputs[i] if g.ops[x] == "const"]
         factor = constants[-1] if constants else None
         if not isinstance(factor, int):
             high = op == "mul" and "hi" in g.data[i]
-            return (0, 0, d | s | p | q, 0, n, f) if high else (0, d | s, p, q, n, 0)
+            return (0, 0, d | s | p | q, 0, n) if high else (0, d | s, p, q, n)
         if factor == (0 if op == "shl" else 1):
             return v
         if op == "mul" and factor == -1:
-            return d, s, p, q, n | d | p, f
+            return d, s, p, q, n | d | p
         if op == "shl":
             high = factor >= 31
         else:
             high = not -(1 << 31) < factor < 1 << 31 or "hi" in g.data[i]
-        return (0, 0, d | s | p | q, 0, n, f) if high else (0, d | s, p, q, n, 0)
+        return (0, 0, d | s | p | q, 0, n) if high else (0, d | s, p, q, n)
 
     def _cvt_bytes(self, parts: tuple[str, ...]) -> int:
         """The narrower side of a conversion."""
@@ -220,21 +237,21 @@ class Origins:
     def _source(self, op: str, data: Any) -> Masks:
         size = self.graph.module.pointer_bytes
         if op == "foreign" or op == "load":
-            return (FOREIGN, 0, 0, 0, 0, 0) if data >= size else (0, 0, 0, FOREIGN, 0, 0)
+            return (FOREIGN, 0, 0, 0, 0) if data >= size else (0, 0, 0, FOREIGN, 0)
         if op == "param":
             variable, offset, nbytes, _ = data
             bit = self.slot(variable, offset)
             if nbytes >= size:
                 self.full.update(o for o in self.origins(bit))
-            return (bit, 0, 0, 0, 0, 0) if nbytes >= size else (0, 0, 0, bit, 0, 0)
+            return (bit, 0, 0, 0, 0) if nbytes >= size else (0, 0, 0, bit, 0)
         if op == "address":
             variable, _ = data
             if variable.space == "shared":
-                return SHARED, 0, 0, 0, 0, 0
+                return SHARED, 0, 0, 0, 0
             if variable.space == "local":
-                return LOCAL, 0, 0, 0, 0, 0
-            return (self.bit(_WHOLE if variable.space == "param" else _MODULE, variable), 0, 0, 0, 0, 0)
-        return FUNCTION, 0, 0, 0, 0, 0
+                return LOCAL, 0, 0, 0, 0
+            return (self.bit(_WHOLE if variable.space == "param" else _MODULE, variable), 0, 0, 0, 0)
+        return FUNCTION, 0, 0, 0, 0
 
     # memory that values pass through
 
@@ -248,6 +265,7 @@ class Origins:
     def _memory(self) -> None:
         """Connect loads and stores to the cells that their addresses may reach, until nothing changes."""
         for _ in range(len(self.graph.accesses) + 2):
+            self._settle()
             changed: set[int] = set()
             for a in self.graph.accesses:
                 if (a.into or a.value) and a.mode != "none":
@@ -262,15 +280,45 @@ class Origins:
         reach = self.base(a.address)
         shared = a.space == "shared" or (a.space == "generic" and bool(reach & (SHARED | FOREIGN) or not reach))
         local = a.space == "local" or (a.space == "generic" and bool(reach & (LOCAL | FOREIGN) or not reach))
-        for cell, used in ((g.shared, shared), (g.local, local)):
-            if used:
-                changed.update(cell for v in a.value if self._edge(v, cell))
-                changed.update(t for t in a.into if self._edge(cell, t))
+        if shared:
+            changed.update(g.shared for v in a.value if self._edge(v, g.shared))
+            changed.update(t for t in a.into if self._edge(g.shared, t))
+        if local:
+            self._local(a, changed)
         if a.space in ("generic", "param") and reach & self.whole and a.into:
             self._from_parameters(a, reach & self.whole, changed)
         outside = reach & ~(SHARED | LOCAL | self.whole) or not reach
         if outside and a.space in ("global", "generic", "const"):
             changed.update(t for t in a.into if self._edge(g.foreign, t))
+
+    def _local(self, a: Access, changed: set[int]) -> None:
+        """Local memory word by word where the address is a constant one, else all of it."""
+        g = self.graph
+        exact = g.resolve(a.address)
+        if exact is None or exact[0].space != "local" or not a.nbytes:
+            changed.update(g.blur for v in a.value if self._edge(v, g.blur))
+            changed.update(t for t in a.into if self._edge(g.local, t))
+            return
+        each = max(1, a.nbytes // max(1, len(a.value) + len(a.into)))
+        for k, node in enumerate(a.value + a.into):
+            first = exact[1] + a.offset + k * each
+            for word in range(first // 8, (first + each - 1) // 8 + 1):
+                cell = self._added("cell", (exact[0], word))
+                if k < len(a.value):
+                    changed.update(c for c in (cell, g.local) if self._edge(node, c))
+                else:
+                    changed.update(node for c in (cell, g.blur) if self._edge(c, node))
+
+    def _added(self, op: str, data: Any) -> int:
+        """A node that is needed only now."""
+        g = self.graph
+        if (op, data) not in g.interned:
+            node = g.once(op, data)
+            self.values.append(NOTHING)
+            self.firm.append(0)
+            self.users.append([])
+            self._solve([node])
+        return g.interned[op, data]
 
     def _from_parameters(self, a: Access, reach: int, changed: set[int]) -> None:
         """A load through the address of a parameter: from the bytes it names, or from any of them."""
@@ -282,28 +330,26 @@ class Origins:
             each = a.nbytes // max(1, len(a.into))
             for k, target in enumerate(a.into):
                 for slot in range(0, v.nbytes, g.module.pointer_bytes) if at is None else (at + k * each,):
-                    key = ("param", (v, slot, each, "b"))
-                    if key not in g.interned:
-                        node = g.once(*key)
-                        self.values.append(NOTHING)
-                        self.users.append([])
-                        self._solve([node])
-                    if self._edge(g.interned[key], target):
+                    if self._edge(self._added("param", (v, slot, each, "b")), target):
                         changed.add(target)
 
     # answers
 
     def base(self, node: int) -> int:
         """The origins that an address may be based on."""
-        d, s, p, q, n, firm = self.values[node]
+        v = self.values[node]
+        return self._based(v) | self.firm[node]
+
+    def _based(self, v: Masks) -> int:
+        d, s, p, q, n = v
         if not d:
             return s | p | q
         keep = d | p | (s & self.trusted)
         known = (d | p) & self.trusted
         if known and known & (known - 1) == 0 and not n & keep:
             # One pointer plus numbers. What only this thread block can name is never such a number.
-            return known | firm | (keep & (SHARED | LOCAL | FUNCTION | self.whole))
-        return keep | firm
+            return known | (keep & (SHARED | LOCAL | FUNCTION | self.whole))
+        return keep
 
     def origins(self, mask: int) -> list[Origin]:
         out = []
