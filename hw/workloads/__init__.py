@@ -18,6 +18,9 @@ _KNOWN = {
     "sd3.5-medium": "hw.workloads.sd3:StableDiffusion3",
     "mamba-codestral-7b": "hw.workloads.mamba2:Mamba2",
     "qwen2.5-vl-7b": "hw.workloads.qwen_vl:QwenVL",
+    "gpt-oss-20b": "hw.workloads.gpt_oss:GptOss",
+    "gpt-oss-20b-zipf": "hw.workloads.gpt_oss:zipf",
+    "gpt-oss-20b-bf16": "hw.workloads.gpt_oss:bf16",
 }
 
 

@@ -1,0 +1,42 @@
+"""Attention with sinks and a sliding window as one PyTorch operator: plain PyTorch on the CPU, Triton on the GPU.
+
+A sink is a logit per head that takes part in the softmax and adds nothing to the sum. The last query is at the
+last key; `window` > 0 lets a query see that many keys, its own included.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+@torch.library.custom_op("tesserasim::flash_attention_sinks", mutates_args=(), device_types="cpu")
+def attention_sinks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, window: int
+) -> torch.Tensor:
+    """query [B, H, T, D], key and value [B, KV, C, D], sinks [H] -> [B, T, H, D]."""
+    (_, h, t, d), (_, kv, c, _) = query.shape, key.shape
+    k, v = (x.float().repeat_interleave(h // kv, dim=1) for x in (key, value))
+    logits = query.float() @ k.transpose(-1, -2) * d**-0.5
+    age = torch.arange(c - t, c, device=query.device)[:, None] - torch.arange(c, device=query.device)
+    seen = (age >= 0) & (age < (window or c + 1))
+    logits = logits.masked_fill(~seen, float("-inf"))
+    sink = sinks.float()[None, :, None, None].expand(*logits.shape[:3], 1)
+    p = torch.cat((logits, sink), dim=-1).softmax(-1)[..., :-1]
+    return (p @ v).transpose(1, 2).to(query.dtype).contiguous()
+
+
+@attention_sinks.register_fake
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, window: int
+) -> torch.Tensor:
+    b, h, t, d = query.shape
+    return query.new_empty(b, t, h, d)
+
+
+@attention_sinks.register_kernel("cuda")
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, window: int
+) -> torch.Tensor:
+    from hw.workloads.triton_sinks import decode, prefill
+
+    return decode(query, key, value, sinks) if query.shape[2] == 1 else prefill(query, key, value, sinks, window)

@@ -1,0 +1,177 @@
+"""gpt-oss: operators against loops and tables, the model against a reference implementation."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+
+from hw.workloads import moe  # noqa: E402
+from hw.workloads.base import UnitSpec, under  # noqa: E402
+from hw.workloads.gpt_oss import GptOss, GptOssConfig, block  # noqa: E402
+from hw.workloads.sinks import attention_sinks  # noqa: E402
+
+TINY = GptOssConfig(
+    layers=2, hidden=64, heads=8, kv_heads=2, head_dim=16, window=6, experts=4, top_k=2, ffn=64, vocab=64
+)
+
+
+def tiny(**options: object) -> GptOss:
+    model = GptOss("cpu", TINY, compiled=False, **options)
+    generator = torch.Generator().manual_seed(1)
+    for name, w in model.weights.items():
+        if w.dtype == torch.bfloat16:
+            w = w.float()
+            noisy = name.rsplit(".", 1)[-1] in ("norm1", "norm2", "norm", "bqkv", "bo", "up_bias", "down_bias")
+            model.weights[name] = w + 0.2 * torch.randn(w.shape, generator=generator) if noisy else w
+    return model
+
+
+def run(model: GptOss, tokens: torch.Tensor, past: int = 0) -> torch.Tensor:
+    """Logits after `tokens` [B, T] at position `past`, on the caches of the last run."""
+    b, t = tokens.shape
+    before = model.kv[:]
+    step = model.prepare(UnitSpec("prefill" if t > 1 else "decode", "prefill", b, t, past + t))
+    for new, old in zip(model.kv, before, strict=False):
+        for n, o in zip(new, old, strict=True):
+            n[:, :, :past] = o[:, :, :past]
+    model.inputs["prompt" if t > 1 else "next_token"].copy_(tokens)
+    return step()[:, -1]
+
+
+@pytest.mark.quick
+def test_mxfp4_against_a_table() -> None:
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+    codes = torch.randint(0, 16, (3, 128), generator=torch.Generator().manual_seed(0))
+    packed, scale = torch.zeros(3, 64, dtype=torch.uint8), torch.randint(110, 129, (3, 4), dtype=torch.uint8)
+    for row in range(3):
+        for k in range(128):
+            byte = k // 64 * 32 + k % 32
+            packed[row, byte] |= int(codes[row, k]) << (4 if k % 64 >= 32 else 0)
+    got = moe.dequantise(packed, scale)
+    want = [[values[codes[r, k]] * 2.0 ** (int(scale[r, k // 32]) - 127) for k in range(128)] for r in range(3)]
+    assert torch.equal(got, torch.tensor(want))
+    again, scales = moe.quantise(got)
+    assert torch.equal(moe.dequantise(again, scales), got)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("tokens,block", [(1, 16), (7, 16), (50, 32)])
+def test_experts_against_a_loop_over_tokens(tokens: int, block: int) -> None:
+    torch.manual_seed(tokens)
+    e, d, f, k = 5, 64, 128, 3
+    x, logits = torch.randn(tokens, d), torch.randn(tokens, e)
+    (w1, s1), (w2, s2) = moe.quantise(torch.randn(e, 2 * f, d) / 8), moe.quantise(torch.randn(e, d, f) / 8)
+    b1, b2 = torch.randn(e, 2 * f), torch.randn(e, d)
+    gain, chosen, order, owner = moe.moe_route(logits, k, block)
+    down = moe.moe_down(moe.moe_up(x, w1, s1, b1, order, owner, k), w2, s2, b2, order, owner, gain)
+    full1, full2 = moe.dequantise(w1, s1), moe.dequantise(w2, s2)
+    for t in range(tokens):
+        top = logits[t].argsort(descending=True)[:k]
+        assert top.tolist() == chosen[t].tolist()
+        y = torch.zeros(d)
+        for expert, p in zip(top, logits[t][top].softmax(0), strict=True):
+            gate, up = F.linear(x[t], full1[expert], b1[expert]).chunk(2)
+            gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+            y += p * F.linear(gate * torch.sigmoid(1.702 * gate) * (up + 1), full2[expert], b2[expert])
+        torch.testing.assert_close(down.view(tokens, k, d)[t].sum(0), y, atol=1e-4, rtol=1e-4)
+    assert sorted(order[order < tokens * k].tolist()) == list(range(tokens * k))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("queries,keys,window", [(9, 9, 0), (9, 9, 4), (3, 9, 4), (1, 9, 0)])
+def test_attention_against_a_loop(queries: int, keys: int, window: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, queries, 8), torch.randn(2, 2, keys, 8), torch.randn(2, 2, keys, 8)
+    sinks = torch.randn(4)
+    y = attention_sinks(q, k, v, sinks, window)
+    for head in range(4):
+        for i in range(queries):
+            at = keys - queries + i
+            seen = range(max(0, at - window + 1) if window else 0, at + 1)
+            weight = [float(torch.exp(q[1, head, i] @ k[1, head // 2, j] / 8**0.5)) for j in seen]
+            total = sum(weight) + float(torch.exp(sinks[head]))
+            want = sum(w / total * v[1, head // 2, j] for w, j in zip(weight, seen, strict=True))
+            torch.testing.assert_close(y[1, i, head], want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("new", [1, 5])
+def test_decode_and_chunks_continue_the_prompt(packed: bool, new: int) -> None:
+    model = tiny(packed=packed)
+    tokens = torch.randint(TINY.vocab, (2, 19), generator=torch.Generator().manual_seed(0))
+    whole = run(model, tokens)
+    run(model, tokens[:, :-new])
+    torch.testing.assert_close(run(model, tokens[:, -new:], 19 - new), whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.quick
+def test_published_sizes() -> None:
+    cfg = GptOssConfig()
+    assert sum(torch.Size(s).numel() for s in cfg.shapes().values()) == 20_914_757_184
+    assert 2 * 2 * cfg.layers * cfg.kv_heads * cfg.head_dim == 49152
+
+
+@pytest.mark.quick
+def test_zipf_routing_is_skewed_and_reported() -> None:
+    cfg = GptOssConfig(layers=1, hidden=128, heads=2, kv_heads=1, head_dim=16, ffn=64, vocab=64)
+    found = {}
+    for routing in ("balanced", "zipf"):
+        model = GptOss("cpu", cfg, compiled=False, routing=routing)
+        model.prepare(UnitSpec("prefill", "prefill", 1, 256, 256))()
+        found[routing] = model.moe_statistics()
+    assert found["balanced"]["active"] == [32] and found["balanced"]["entropy_mean_bits"] > 4.5
+    assert found["zipf"]["largest_share_mean"] > 2 * found["balanced"]["largest_share_mean"]
+
+
+@pytest.mark.quick
+def test_blocks_trace_without_breaks() -> None:
+    model = tiny()
+    for t, c, window in ((7, 7, 6), (3, 9, 0), (1, 9, 6)):
+        shape = (2, TINY.kv_heads, c, TINY.head_dim)
+        k, v, x = torch.randn(shape), torch.randn(shape), torch.randn(2, t, TINY.hidden)
+        position = torch.arange(c - t, c)
+        rest = (model.weights["rope.cos"], model.weights["rope.sin"], under(model.weights, "layers.0"), TINY, window)
+        want, _ = block(x, position, k.clone(), v.clone(), *rest)
+        got, _ = torch.compile(block, fullgraph=True, dynamic=False, backend="aot_eager")(x, position, k, v, *rest)
+        torch.testing.assert_close(got, want)
+
+
+def test_logits_equal_the_reference_implementation() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GptOssConfig(
+        num_hidden_layers=2, num_local_experts=4, vocab_size=64, hidden_size=64, intermediate_size=64, head_dim=16,
+        num_attention_heads=8, num_key_value_heads=2, sliding_window=6, num_experts_per_tok=2, eos_token_id=0,
+        attn_implementation="eager", experts_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    reference = transformers.GptOssForCausalLM(config).eval().float()
+    source = {k: v.detach() for k, v in reference.named_parameters()}
+    for p in source.values():
+        p.copy_(torch.randn_like(p) * (0.3 if p.dim() == 1 else p.shape[-1] ** -0.5))
+    model = tiny(packed=False)
+    w = model.weights
+    for i in range(2):
+        p, a, m = f"model.layers.{i}", f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+        parts = lambda x: torch.cat((x[..., ::2], x[..., 1::2]), -1)  # noqa: E731  gate and up alternate there
+        w |= {
+            f"layers.{i}.norm1": source[f"{p}.input_layernorm.weight"],
+            f"layers.{i}.wqkv": torch.cat([source[f"{a}.{x}_proj.weight"] for x in "qkv"]),
+            f"layers.{i}.bqkv": torch.cat([source[f"{a}.{x}_proj.bias"] for x in "qkv"]),
+            f"layers.{i}.sinks": source[f"{a}.sinks"], f"layers.{i}.wo": source[f"{a}.o_proj.weight"],
+            f"layers.{i}.bo": source[f"{a}.o_proj.bias"],
+            f"layers.{i}.norm2": source[f"{p}.post_attention_layernorm.weight"],
+            f"layers.{i}.router": source[f"{m}.router.weight"], f"layers.{i}.router_bias": source[f"{m}.router.bias"],
+            f"layers.{i}.up": parts(source[f"{m}.experts.gate_up_proj"]).transpose(1, 2).contiguous(),
+            f"layers.{i}.up_bias": parts(source[f"{m}.experts.gate_up_proj_bias"]),
+            f"layers.{i}.down": source[f"{m}.experts.down_proj"].transpose(1, 2).contiguous(),
+            f"layers.{i}.down_bias": source[f"{m}.experts.down_proj_bias"],
+        }  # fmt: skip
+    w |= {"embed": source["model.embed_tokens.weight"], "norm": source["model.norm.weight"]}
+    w["lm_head"] = source["lm_head.weight"]
+    tokens = torch.randint(TINY.vocab, (2, 17))
+    with torch.no_grad():
+        expected = reference(tokens).logits[:, -1]
+    torch.testing.assert_close(run(model, tokens), expected, atol=2e-4, rtol=2e-4)

@@ -1,0 +1,179 @@
+"""The Triton kernels of gpt-oss: interpreted on the CPU against the plain bodies, and compiled for Hopper.
+
+The interpreter knows no bf16 products and no inline PTX: numbers are checked in float32, the inline PTX by
+executing its instructions here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+ROOT = Path(__file__).resolve().parents[1]
+
+INTERPRETED = """
+import torch
+from hw.workloads import moe, sinks, triton_moe, triton_sinks
+torch.manual_seed(0)
+close = lambda a, b: torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-4)
+for t, c, window in ((20, 20, 0), (5, 37, 8), (33, 50, 16), (1, 37, 0), (1, 130, 0), (1, 3, 0)):
+    q = torch.randn(2, t, 8, 16).transpose(1, 2)
+    k, v = (torch.randn(c, 2, 2, 16).permute(1, 2, 0, 3) for _ in range(2))
+    s = torch.randn(8) * 2
+    y = triton_sinks.decode(q, k, v, s) if t == 1 else triton_sinks.prefill(q, k, v, s, window)
+    close(y, sinks.attention_sinks(q, k, v, s, window))
+for t, e, k, d, f, block in ((5, 8, 2, 64, 128, 16), (40, 4, 4, 128, 64, 32), (300, 4, 4, 64, 64, 128)):
+    logits, x = torch.randn(t, e), torch.randn(t, d)
+    want, got = moe.moe_route(logits, k, block), triton_moe.route(logits, k, block)
+    used = int((want[3] >= 0).sum()) * block
+    close(got[0], want[0])
+    assert torch.equal(got[1], want[1]) and torch.equal(got[3], want[3]) and torch.equal(got[2][:used], want[2][:used])
+    gain, _, order, owner = want
+    for pack in (moe.quantise, lambda w: (w, None)):
+        w1, w2 = pack(torch.randn(e, 2 * f, d) / d**0.5), pack(torch.randn(e, d, f) / f**0.5)
+        b1, b2 = torch.randn(e, 2 * f), torch.randn(e, d)
+        h = moe.moe_up(x, *w1, b1, order, owner, k)
+        close(triton_moe.grouped_gemm(x, *w1, b1, order, owner, None, k), h)
+        y = moe.moe_down(h, *w2, b2, order, owner, gain)
+        close(triton_moe.grouped_gemm(h, *w2, b2, order, owner, gain, 1), y)
+"""
+
+
+def test_interpreted_kernels_equal_the_plain_bodies() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.quick
+def test_inline_ptx_dequantises_every_byte() -> None:
+    """Execute the instructions on all bytes at several scales; the low halves come first."""
+    from hw.workloads.moe import E2M1
+    from hw.workloads.triton_moe import DEQUANTISE
+
+    values = [*E2M1, *(-v for v in E2M1)]
+    for scale in (100, 119, 120, 128):
+        one = (scale + 126) << 7
+        for first in range(0, 256, 4):
+            data = list(range(first, first + 4))
+            out = execute(DEQUANTISE, int.from_bytes(bytes(data), "little"), one << 16 | one)
+            want = [values[b & 15] for b in data] + [values[b >> 4] for b in data]
+            assert out == [v * 2.0 ** (scale - 127) for v in want]
+
+
+def execute(code: str, data: int, scales: int) -> list[float]:
+    """Run straight-line PTX of 32-bit registers; $0-$3 of two bf16 each come back as numbers."""
+    r: dict[str, int] = {"$4": data, **{f"${i}": scales for i in range(5, 9)}}
+    products: dict[str, list[float]] = {}
+    for line in code.splitlines():
+        found = re.fullmatch(r"(\w+)\.\S+ (\S+), (\S+), (\S+?)(?:, (\S+))?;", line)
+        if not found:
+            continue
+        op, to, *names = found.groups()
+        x = [r[n] if n in r else int(n, 0) for n in names if n]
+        if op == "prmt":
+            pool = x[0].to_bytes(4, "little") + x[1].to_bytes(4, "little")
+            r[to] = int.from_bytes(bytes(pool[x[2] >> 4 * i & 7] for i in range(4)), "little")
+        elif op == "mul":
+            halves = [[as_bf16(v >> s & 0xFFFF) for s in (0, 16)] for v in x]
+            products[to] = [a * b for a, b in zip(*halves, strict=True)]
+        else:
+            value = x[0] << x[1] if op == "shl" else x[0] & x[1] if op == "and" else x[0] | x[1]
+            r[to] = value & 0xFFFFFFFF
+    return [v for i in range(4) for v in products[f"${i}"]]
+
+
+def as_bf16(bits: int) -> float:
+    sign, exponent, fraction = -1.0 if bits >> 15 else 1.0, bits >> 7 & 255, bits & 127
+    return sign * (2.0**-126 * fraction / 128 if exponent == 0 else 2.0 ** (exponent - 127) * (1 + fraction / 128))
+
+
+def compiled(kernel: object, kinds: str, constants: dict[str, object], warps: int, stages: int) -> dict[str, str]:
+    """Compile for sm_90. `kinds`: type per plain argument, in order."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    plain = [n for n in kernel.arg_names if n not in constants]  # type: ignore[attr-defined]
+    kind = dict(zip(plain, kinds.split(), strict=True))
+    places = {n: i for i, n in enumerate(kernel.arg_names)}  # type: ignore[attr-defined]
+    signature = {n: kind.get(n, "constexpr") for n in places}
+    aligned = {(places[n],): [["tt.divisibility", 16]] for n, k in kind.items() if k.startswith("*") or k == "i32"}
+    source = ASTSource(kernel, signature, {(places[n],): v for n, v in constants.items()}, aligned)
+    target = GPUTarget("cuda", 90, 32)
+    return dict(triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages}).asm)
+
+
+@pytest.mark.parametrize("rows,gated,packed", [(16, 1, 1), (128, 1, 1), (128, 0, 1), (32, 0, 1), (64, 1, 0)])
+def test_grouped_gemm_compiles(rows: int, gated: int, packed: int) -> None:
+    from hw.workloads.triton_moe import moe_gemm
+
+    wide = rows == 128
+    constants = {
+        "PER_ROW": 4 if gated else 1, "GATED": bool(gated), "PACKED": bool(packed), "ASM": True, "LIMIT": 7.0,
+        "ALPHA": 1.702, "BM": rows, "BN": 128 if wide and not gated else 64,
+    }  # fmt: skip
+    weight = "*u8" if packed else "*bf16"
+    kinds = f"*bf16 {weight} {weight} *bf16 *i32 *i32 *fp32 *bf16 i32 i32 i32"
+    asm = compiled(moe_gemm, kinds, constants, 8 if wide else 4, 3 if wide else 5)
+    assert "wgmma.mma_async" in asm["ptx"] and "cp.async" in asm["ptx"]
+    assert ("mul.rn.bf16x2" in asm["ptx"]) == bool(packed)
+    assert len(asm["cubin"]) > 0
+
+
+def test_attention_and_routing_compile() -> None:
+    from hw.workloads import triton_moe, triton_sinks
+
+    strides = " i32"
+    for window in (0, 128):
+        asm = compiled(
+            triton_sinks.sinks_prefill, "*bf16 *bf16 *bf16 *bf16 *bf16" + 9 * strides + " i32 i32 i32 i32 fp32",
+            {"WINDOW": window, "BM": 128, "BN": 64, "D": 64}, 4, 3,
+        )  # fmt: skip
+        assert "wgmma.mma_async" in asm["ptx"]
+    compiled(
+        triton_sinks.sinks_decode, "*bf16 *bf16 *bf16 *fp32 *fp32" + 8 * strides + " i32 i32 i32 fp32",
+        {"GROUP": 8, "BN": 64, "D": 64}, 4, 3,
+    )  # fmt: skip
+    compiled(triton_sinks.sinks_combine, "*fp32 *fp32 *bf16 *bf16 i32 i32", {"GROUP": 8, "GP": 8, "D": 64}, 4, 3)
+    compiled(triton_moe.moe_topk, "*bf16 *fp32 *i32 i32", {"E": 32, "K": 4, "KP": 4, "BT": 16}, 4, 3)
+    compiled(triton_moe.moe_sort, "*i32 *i32 *i32 i32 i32", {"E": 32, "BLOCK": 128, "STEP": 1024}, 8, 3)
+
+
+@pytest.mark.quick
+def test_the_recorder_names_an_operators_tensors_by_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operator adds nodes through the operator door; weights are read, results fresh.
+
+    The node counter and the test for CUDA tensors are replaced: nothing here needs a GPU.
+    """
+    pytest.importorskip("cuda.bindings")
+    from hw.capture import driver, recorder
+    from hw.workloads import moe
+
+    def each_tensor(value: object) -> list[torch.Tensor]:
+        return [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor)]
+
+    count = iter(range(1000))
+    monkeypatch.setattr(driver, "node_count", lambda _graph: next(count))
+    monkeypatch.setattr(recorder, "_tensors", each_tensor)
+    x, logits = torch.randn(3, 64), torch.randn(3, 4)
+    (w, s), bias = moe.quantise(torch.randn(4, 128, 64)), torch.randn(4, 128)
+    seen = recorder.Recorder()
+    seen._graph = object()
+    with recorder._installed(seen):
+        _, _, order, owner = moe.moe_route(logits, 2, 16)
+        moe.moe_up(x, w, s, bias, order, owner, 2)
+    calls = {c.op: c for c in seen.calls}
+    assert calls["moe_up"].door == "aten"
+    modes = {a.name: a.mode for a in calls["moe_up"].arguments}
+    reads = dict.fromkeys(("x", "weight", "scale", "bias", "order", "owner"), "R")
+    assert modes == {**reads, "result0": "W"}
+    assert [a.name for a in calls["moe_route"].arguments if a.mode == "W"] == [f"result{i}" for i in range(4)]
