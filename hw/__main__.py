@@ -13,7 +13,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hw", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     c = commands.add_parser("capture", help="capture the units of a model as traces")
-    c.add_argument("--model", action="append", required=True, help="llama-3-8b, sd3.5-medium; may be repeated")
+    c.add_argument(
+        "--model", action="append", required=True,
+        help="llama-3-8b, gpt-oss-20b (-zipf, -bf16), mamba-codestral-7b, qwen2.5-vl-7b, sd3.5-medium, sd3.5-encoders, "
+        "or file.py:factory for a module of your own; may be repeated",
+    )  # fmt: skip
     c.add_argument("--out", default="traces", help="folder for <model>/<unit>.parquet (default: traces)")
     c.add_argument("--units", default="", help="comma-separated unit names; default: the model's whole grid")
     c.add_argument("--left-out", default="", help="extra decode points as batchxcontext, e.g. 16x1536, kept apart")

@@ -21,6 +21,7 @@ _KNOWN = {
     "gpt-oss-20b": "hw.workloads.gpt_oss:GptOss",
     "gpt-oss-20b-zipf": "hw.workloads.gpt_oss:zipf",
     "gpt-oss-20b-bf16": "hw.workloads.gpt_oss:bf16",
+    "sd3.5-encoders": "hw.workloads.sd3_encoders:Sd3Encoders",
 }
 
 
