@@ -64,8 +64,8 @@ def compare(
     """A row per policy, best first: throughput with its 80 % interval, P(win), cost, the honest comparisons.
 
     `options` are the fields of `tesserasim.sweep.bench.Options` (batch and depth: a number or the numbers to choose
-    from; max_seqs, in_flight, engine, seed). Policies that do not apply have a status and a reason. The verdict line is in
-    `frame.attrs["verdict"]`.
+    from; max_seqs, in_flight, engine, seed). Policies that do not apply have a status and a reason. The verdict line
+    is in `frame.attrs["verdict"]`.
     """
     import pandas as pd
 

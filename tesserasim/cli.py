@@ -8,6 +8,7 @@ is imported here, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -63,7 +64,13 @@ def _complain(text: str) -> None:
         import traceback
 
         traceback.print_exc()
-    print(f"tesserasim: {text}", file=sys.stderr)
+    _say(text)
+
+
+def _say(text: str) -> None:
+    """One line on standard error; a terminal that is gone is no reason to stop."""
+    with contextlib.suppress(OSError):
+        print(f"tesserasim: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 def _print(document: Any, as_json: bool, text: str) -> None:
@@ -98,6 +105,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     from tesserasim import api
+    from tesserasim.provenance import CHANGED
     from tesserasim.report.table import format_case
     from tesserasim.report.words import describe_run
 
@@ -107,7 +115,11 @@ def _simulate(options: argparse.Namespace) -> int:
         options.mix, options.cluster, options.policy, plan=options.plan, batch=options.batch,
         depth=options.depth, check=options.check, timeline=options.timeline, **_common(options),
     )  # fmt: skip
-    _print(row, options.json, format_case([row]) + describe_run(row))
+    notes = row.get("notes") or []
+    _print(row, options.json, format_case([row]) + describe_run(row) + "".join(f"\n  note: {n}" for n in notes))
+    changed = [note for note in notes if note.startswith(CHANGED)]
+    if changed:
+        _say(f"warning: {options.plan}: {'; '.join(changed)}")
     return DONE
 
 

@@ -13,7 +13,7 @@ always has its cohorts in flight, i.e. at saturation by construction: "near".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,10 @@ from tesserasim.honest import Honest, break_even, honest_numbers
 from tesserasim.metrics.memory import PlacedLane, why_not
 from tesserasim.metrics.summary import per_usd, tokens_per_s, usd_per_hour
 from tesserasim.metrics.uncertainty import interval80, p_win, rel_error
-from tesserasim.plans import Lane, Plan
+from tesserasim.plans import Lane, Plan, check_plan
 from tesserasim.policies import find_policy, policies
 from tesserasim.policies.base import Limits, NotApplicable, Policy
+from tesserasim.provenance import changed_since, check_made_for, without_accesses
 from tesserasim.trace.mix import Mix
 from tesserasim.workload import FloatArray, Workload
 
@@ -80,9 +81,13 @@ def evaluate_plan(
     engine: str = "auto", seed: int = 0, table: str | None = None, cache: Cache | None = None,
     allow_extrapolation: bool = False, check: bool = False,
 ) -> Evaluation:  # fmt: skip
-    """A given plan as one row. Raises DoesNotFitError if it exceeds a device's memory, InputError if it does not
-    cover the mix or names unknown devices."""
+    """A given plan as one row. Raises DoesNotFitError if it exceeds a device's memory, InputError if it is damaged,
+    was made for another mix or cluster, does not cover the mix or names unknown devices. Traces, prices or links
+    that have changed since it was made are a note in the row."""
+    check_plan(plan)
+    check_made_for(plan, mix, cluster)
     case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation)
+    plan = replace(plan, notes=(*plan.notes, *changed_since(plan, case.traces, cluster)))
     try:
         lanes = case.priced(plan)
     except KeyError as error:
@@ -141,7 +146,8 @@ def _evaluation(case: Case, ran: Ran, table: str | None) -> Evaluation:
         "gain_vs_replicas": _median_gain(draws, honest.replicas_draws),
         "gain_vs_single": _median_gain(draws, honest.single_draws),
         **break_even(case.cluster, plan, s.steady_per_s, honest.one_gpu_per_s),
-        "plan_status": plan.status, "plan_gap": plan.gap, "notes": [*plan.notes, *_unsettled(s.change)],
+        "plan_status": plan.status, "plan_gap": plan.gap,
+        "notes": [*plan.notes, *without_accesses(case.mix), *_unsettled(s.change)],
         "steady_change": s.change,
         "lanes": [_lane(case, lane, rate) for lane, rate in zip(plan.lanes, s.lane_per_s, strict=True)],
         "extrapolated": sorted({u for w in forms.values() for u in w.extrapolated}),

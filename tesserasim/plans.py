@@ -12,13 +12,17 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tesserasim.errors import InputError
+from tesserasim.writing import read_regular, shown, write_whole
 
 PLAN_VERSION = 1
 MAX_STAGGER_US = 3.6e9  # an hour
+MAX_FILE_BYTES = 64 * 2**20
+MAX_LANES, MAX_PRIORITY, MAX_COUNT = 256, 1000, 1_000_000
+SHARE_SLACK = 1e-6
+MOST_NUMBER = 1e300
 #: In an assignment, the site that stands for every site not named.
 ANY_SITE = "*"
 
@@ -75,36 +79,137 @@ class Plan:
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write a plan; the file appears whole or not at all."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    partial.write_text(plan.to_json() + "\n", encoding="utf-8")
-    os.replace(partial, target)
+    """Write a plan; the file appears whole or not at all. InputError if it cannot be written."""
+    write_whole(path, plan.to_json().encode() + b"\n")
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan file; InputError names the file and the key that is missing or wrong."""
-    where = Path(path)
+    where = shown(os.fspath(path))
+    data = _document(path, where)
+    if not isinstance(data, dict) or type(data.get("version")) is not int or data["version"] != PLAN_VERSION:
+        raise InputError(f"{where}: not a plan of version {PLAN_VERSION}; make one with 'plan --out'")
+    lanes = data.pop("lanes", None)
+    if not isinstance(lanes, list) or not all(isinstance(lane, dict) for lane in lanes):
+        raise InputError(f"{where}: 'lanes' must be a list of lanes")
+    for key in ("trace_hashes", "notes"):
+        if isinstance(data.get(key), list):
+            data[key] = tuple(data[key])
+    for i, lane in enumerate(lanes):
+        _check_keys(lane, Lane, f"{where}: lane {i + 1}")
+    _check_keys(data, Plan, where)
+    plan = Plan(lanes=tuple(Lane(**lane) for lane in lanes), **data)
+    check_plan(plan, where)
+    return plan
+
+
+def _document(path: str | os.PathLike[str], where: str) -> Any:
+    """The JSON of a plan file, without what JSON proper does not have: NaN, and one key twice."""
     try:
-        data: dict[str, Any] = json.loads(where.read_text(encoding="utf-8"))
+        text = read_regular(path, MAX_FILE_BYTES).decode("utf-8")
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
     except FileNotFoundError:
         raise InputError(f"{where}: no such plan file") from None
-    except (OSError, ValueError) as error:
+    except RecursionError:
+        raise InputError(f"{where}: not a plan file (nested too deeply)") from None
+    except ValueError as error:
         raise InputError(f"{where}: not a plan file ({error})") from None
-    if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
-        raise InputError(f"{where}: not a plan of version {PLAN_VERSION}; make one with 'plan --out'")
-    try:
-        lanes = tuple(Lane(**lane) for lane in data.pop("lanes"))
-        for key in ("trace_hashes", "notes"):
-            data[key] = tuple(data.get(key, ()))
-        plan = Plan(lanes=lanes, **data)
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{where}: damaged plan ({error})") from None
-    for lane in plan.lanes:
-        if not isinstance(lane.batch, int) or not isinstance(lane.depth, int) or lane.batch < 1 or lane.depth < 1:
-            raise InputError(f"{where}: lane {lane.name}: batch and depth must be whole numbers of at least 1")
-        if not isinstance(lane.stagger_us, int | float) or not 0 <= lane.stagger_us <= MAX_STAGGER_US:
-            raise InputError(f"{where}: lane {lane.name}: stagger_us must be between 0 and {MAX_STAGGER_US:g}")
-    if not plan.lanes:
-        raise InputError(f"{where}: the plan has no lanes")
-    return plan
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))
+        raise ValueError(f"key {twice[:40]!r} twice")
+    return found
+
+
+def _check_keys(data: Mapping[str, Any], kind: type[Lane] | type[Plan], where: str) -> None:
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.name != "lanes"}
+    for key in data:
+        if key not in fields:
+            raise InputError(f"{where}: unknown key {key[:40]!r}")
+    for name, f in fields.items():
+        if f.default is f.default_factory is dataclasses.MISSING and name not in data:
+            raise InputError(f"{where}: {name!r} is missing")
+
+
+def check_plan(plan: Plan, where: str = "plan") -> None:
+    """InputError unless every field of a plan has its type and range. `where` begins the message.
+
+    Whether units, sites and devices exist is for the mix and the cluster to say (`evaluate_plan`).
+    """
+    for name in ("mix", "cluster", "policy"):
+        _words(getattr(plan, name), f"{where}: {name}", least=1)
+    for name in ("objective", "status", "limited_by", "cluster_hash"):
+        _words(getattr(plan, name), f"{where}: {name}")
+    for name, low in (("objective_us", 1e-9), ("bound_us", 0.0), ("gap", -1e-6)):
+        if getattr(plan, name) is not None:
+            _number(getattr(plan, name), f"{where}: {name}", low, 1.0 if name == "gap" else MOST_NUMBER)
+    for name in ("cut_bytes", "switches"):
+        _number(getattr(plan, name), f"{where}: {name}", 0, 2**63 - 1, whole=True)
+    for name in ("trace_hashes", "notes"):
+        words = getattr(plan, name)
+        if not isinstance(words, tuple) or not all(isinstance(w, str) for w in words):
+            raise InputError(f"{where}: {name} must be a list of texts")
+    for name in ("prediction", "memory_bytes"):
+        for key, value in _mapping(getattr(plan, name), f"{where}: {name}").items():
+            _number(value, f"{where}: {name} of {key[:40]}", 0, MOST_NUMBER, whole=name == "memory_bytes")
+    if not isinstance(plan.lanes, tuple) or not 1 <= len(plan.lanes) <= MAX_LANES:
+        raise InputError(f"{where}: a plan has 1 to {MAX_LANES} lanes")
+    names = set()
+    for i, lane in enumerate(plan.lanes):
+        _check_lane(lane, f"{where}: lane {i + 1}")
+        if lane.name in names:
+            raise InputError(f"{where}: two lanes are called {lane.name!r}; every lane needs a name of its own")
+        names.add(lane.name)
+    total = sum(lane.share for lane in plan.lanes)
+    if abs(total - 1.0) > SHARE_SLACK:
+        raise InputError(f"{where}: the shares of the lanes sum to {total:g}; they must sum to 1")
+
+
+def _check_lane(lane: Lane, where: str) -> None:
+    _words(lane.name, f"{where}: name", least=1, most=200)
+    for name in ("batch", "depth"):
+        _number(getattr(lane, name), f"{where}: {name}", 1, MAX_COUNT, whole=True)
+    _number(lane.share, f"{where}: share", 0.0, 1.0)
+    if lane.share <= 0:
+        raise InputError(f"{where}: share must be above 0")
+    _number(lane.priority, f"{where}: priority", -MAX_PRIORITY, MAX_PRIORITY, whole=True)
+    _number(lane.stagger_us, f"{where}: stagger_us", 0.0, MAX_STAGGER_US)
+    if not _mapping(lane.assignment, f"{where}: assignment"):
+        raise InputError(f"{where}: assignment is empty; it names a device for every unit")
+    for unit, sites in lane.assignment.items():
+        place = f"{where}: assignment of unit {unit[:40]!r}"
+        if not _mapping(sites, place):
+            raise InputError(f'{place} is empty; write {{"*": DEVICE}} to place all of it')
+        for site, device in sites.items():
+            _words(device, f"{place}, site {site[:40]!r}", least=1)
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{where} must be an object of names, not {str(value)[:40]!r}")
+    return value
+
+
+def _words(value: Any, where: str, least: int = 0, most: int = 10_000) -> None:
+    if not isinstance(value, str) or not least <= len(value) <= most or not value.isprintable():
+        raise InputError(f"{where} must be a text of {least} to {most} printable characters, not {str(value)[:40]!r}")
+
+
+def _number(value: Any, where: str, low: float, high: float, whole: bool = False) -> None:
+    kind = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        what = "a whole number" if whole else "a number"
+        raise InputError(f"{where} must be {what} from {low:g} to {high:g}, not {_brief(value)}")
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**40:
+        return "one of more than 40 digits"
+    return repr(value)[:40]

@@ -169,15 +169,15 @@ def test_given_plan_that_does_not_fit_or_match() -> None:
 
     Mutation tried: simulating without the memory check.
     """
-    def plan(batch: int, device: str) -> Plan:
+    def plan(mix: Mix, batch: int, device: str) -> Plan:
         lane = Lane("l", batch, 8, {"prefill": {"*": device}, "decode": {"*": device}})
-        return Plan("m", "c", "single", (lane,))
+        return Plan(mix.name, PAIR.name, "single", (lane,))
 
     big = synthetic_mix(layers=32, output_tokens=1024)
     with pytest.raises(DoesNotFitError, match=r"L40S: .*GB"):
-        evaluate_plan(big, PAIR, COSTS, plan(256, "L40S"))
+        evaluate_plan(big, PAIR, COSTS, plan(big, 256, "L40S"))
     with pytest.raises(InputError, match="A100"):
-        evaluate_plan(MIX, PAIR, COSTS, plan(8, "A100"))
+        evaluate_plan(MIX, PAIR, COSTS, plan(MIX, 8, "A100"))
 
 
 def test_faster_than_the_bound_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
