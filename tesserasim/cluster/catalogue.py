@@ -12,7 +12,6 @@ import csv
 import difflib
 import math
 import re
-import tomllib
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from tesserasim.cluster.model import GpuSpec, LinkKind, Price
 from tesserasim.errors import InputError
+from tesserasim.files import read_text, read_toml, shown
 
 PRICE_CHOICES = ("median", "min", "max", "paper")
 MAX_USD_PER_HOUR = 10_000.0  # an hourly price of one GPU beyond this is a typing error
@@ -105,7 +105,7 @@ def find_gpu(name: str) -> GpuSpec:
     if key in index:
         return _catalogue()[index[key]]
     if key in wide:
-        raise InputError(f"GPU {name!r} fits several types: write one of {', '.join(wide[key])}")
+        raise InputError(f"GPU {name[:60]!r} fits several types: write one of {', '.join(wide[key])}")
     near = difflib.get_close_matches(key, list(index), n=5, cutoff=0.5)
     names = list(dict.fromkeys(index[k] for k in near)) or list(_catalogue())
     hint = "did you mean" if near else "the catalogue has"
@@ -166,11 +166,10 @@ def _offer_price(row: dict[str, str], which: str) -> Price:
 def _price_file(which: str) -> dict[str, Price]:
     path = Path(which)
     if not path.is_file():
-        raise InputError(f"prices {which!r}: neither {', '.join(PRICE_CHOICES)} nor a file")
+        raise InputError(f"prices {shown(which)}: neither {', '.join(PRICE_CHOICES)} nor a file")
     try:
-        text = path.read_text(encoding="utf-8")
-        pairs = _toml_prices(text) if path.suffix == ".toml" else _csv_prices(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, csv.Error) as e:
+        pairs = _toml_prices(path) if path.suffix == ".toml" else _csv_prices(read_text(path, "price table"))
+    except csv.Error as e:
         raise InputError(f"prices {which}: cannot be read: {e}") from e
     except KeyError as e:
         raise InputError(f"prices {which}: no column {e}; needed: gpu, usd_per_hour") from e
@@ -184,8 +183,8 @@ def _csv_prices(text: str) -> list[tuple[str, Any]]:
     return [(r["gpu"], r["usd_per_hour"]) for r in csv.DictReader(lines, skipinitialspace=True)]
 
 
-def _toml_prices(text: str) -> list[tuple[str, Any]]:
-    table = tomllib.loads(text)
+def _toml_prices(path: Path) -> list[tuple[str, Any]]:
+    table = read_toml(path, "price")
     inner = table.get("prices", table)
     return list(inner.items()) if isinstance(inner, dict) else []
 
@@ -193,12 +192,13 @@ def _toml_prices(text: str) -> list[tuple[str, Any]]:
 def price_of(value: Any, where: str, source: str) -> Price:
     """A price a user stated; InputError (naming `where`) unless it is a positive, finite, sensible number."""
     try:
-        usd = float(value)
-    except (TypeError, ValueError):
+        plain = not isinstance(value, str) or re.fullmatch(r"[0-9.eE+-]+", value.strip())
+        usd = float(value) if plain and not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
         usd = math.nan
     if not 0 < usd <= MAX_USD_PER_HOUR:
         limit = f"0 < price <= {MAX_USD_PER_HOUR:g}"
-        raise InputError(f"{where}: {str(value)[:40]!r} is not a price in US dollars per hour ({limit})")
+        raise InputError(f"{where}: {shown(value)} is not a price in US dollars per hour ({limit})")
     return _single(usd, "given", source)
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations, groupby
@@ -33,6 +32,7 @@ from tesserasim.cluster.catalogue import find_gpu, link_kinds, price_of
 from tesserasim.cluster.catalogue import prices as price_table
 from tesserasim.cluster.model import Cluster, Device, GpuSpec, Link, LinkKind, Price
 from tesserasim.errors import InputError
+from tesserasim.files import path_text, read_toml, shown
 
 #: A port that a rented machine of any of these GPUs can have.
 DEFAULT_LINK = "200Gbps"
@@ -41,7 +41,7 @@ MIN_GBPS, MAX_GBPS = 0.01, 100_000.0
 MAX_LATENCY_US = 1_000_000.0
 _TOML_KEYS = frozenset({"name", "devices", "link", "links", "nic_gbps", "prices"})
 _LINK_KEYS = frozenset({"a", "b", "kind", "gbps", "latency_us"})
-_NUMBER = r"[+-]?(?:\d[\d.]*(?:e[+-]?\d+)?|\.\d+|nan|inf(?:inity)?)"
+_NUMBER = r"[+-]?(?:[0-9][0-9.]*(?:e[+-]?[0-9]+)?|\.[0-9]+|nan|inf(?:inity)?)"
 
 
 def parse_cluster(text: str, prices: str = "median") -> Cluster:
@@ -51,13 +51,14 @@ def parse_cluster(text: str, prices: str = "median") -> Cluster:
     below 1 or above `MAX_DEVICES` in all, bandwidths that are not numbers, ids that do not exist.
     """
     table = price_table(prices)
+    where = f"cluster {shown(text, 80)}"
     if text.strip().lower().endswith(".toml"):
         return _from_toml(Path(text.strip()), table)
     body, at, link_text = text.partition("@")
     if at and not link_text.strip():
-        raise InputError(f"cluster {text[:80]!r}: nothing after '@'; write a bandwidth (25Gbps) or a kind")
-    devices = _devices(body.split("+"), f"cluster {text[:80]!r}")
-    kind = _link_kind(link_text if at else DEFAULT_LINK, f"cluster {text[:80]!r}")
+        raise InputError(f"{where}: nothing after '@'; write a bandwidth (25Gbps) or a kind")
+    devices = _devices(body.split("+"), where)
+    kind = _link_kind(link_text if at else DEFAULT_LINK, where)
     links = tuple(_link(a.id, b.id, kind) for a, b in combinations(devices, 2))
     ports = {d.id: kind.gbps for d in devices} if links else {}
     return Cluster(_short_name(devices, kind), devices, links, _used(table, devices), ports)
@@ -80,52 +81,73 @@ def _devices(groups: Sequence[str], where: str) -> tuple[Device, ...]:
 
 def _group(text: str, where: str) -> tuple[int, GpuSpec]:
     """`N x GPU` or `GPU` -> how many, which."""
-    text = text.strip()
+    text = _plain(text, where).strip()
     if not text:
         raise InputError(f"{where}: an empty GPU name; write for example A100-80GB-PCIe+L40S@25Gbps")
     name, colon, option = text.partition(":")
     match = re.match(rf"({_NUMBER})\s*[xX*]\s*(.*)$", name, re.IGNORECASE)
     count_text, name = match.groups() if match else ("1", name)
-    if not re.fullmatch(r"\+?\d{1,6}", count_text) or not 1 <= int(count_text) <= MAX_DEVICES:
-        raise InputError(f"{where}: {count_text[:20]!r} is not a number of GPUs (1 to {MAX_DEVICES})")
+    if not re.fullmatch(r"\+?[0-9]{1,6}", count_text) or not 1 <= int(count_text) <= MAX_DEVICES:
+        raise InputError(f"{where}: {shown(count_text, 20)} is not a number of GPUs (1 to {MAX_DEVICES})")
     spec = find_gpu(name)
     if colon:
-        if re.fullmatch(r"tp\d+", option.strip().lower()):
+        if re.fullmatch(r"tp[0-9]{1,6}", option.strip().lower()):
             raise InputError(
                 f"{where}: tensor-parallel groups are not simulated yet; leave out ':{option.strip()}'"
             )
-        raise InputError(f"{where}: {option[:20]!r} after {name!r} is not understood")
+        raise InputError(f"{where}: {shown(option)} after {shown(name)} is not understood")
     return int(count_text), spec
+
+
+def _plain(text: str, where: str) -> str:
+    """The text itself; InputError for a character that no GPU or link name has (NUL, digits of other scripts)."""
+    for c in text:
+        if c not in "\t\n" and not " " <= c <= "~":
+            raise InputError(f"{where}: holds the character U+{ord(c):04X}; write plain letters and digits")
+    return text
+
+
+def _number(value: Any) -> float:
+    """A TOML number as a float; NaN for everything else, so that no range admits it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _text_number(text: str) -> float:
+    """A number that `_NUMBER` matched; NaN if it is none after all ("1.2.3")."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _bandwidth(value: Any, where: str) -> float:
     """Gb/s per direction; InputError unless it is a finite number within the limits."""
-    try:
-        gbps = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        gbps = math.nan
+    gbps = _number(value)
     if not MIN_GBPS <= gbps <= MAX_GBPS:
-        raise InputError(
-            f"{where}: {str(value)[:40]!r} is not a bandwidth in Gb/s ({MIN_GBPS:g} to {MAX_GBPS:g})"
-        )
+        raise InputError(f"{where}: {shown(value)} is not a bandwidth in Gb/s ({MIN_GBPS:g} to {MAX_GBPS:g})")
     return gbps
 
 
 def _link_kind(text: str, where: str) -> LinkKind:
     """A link kind by name, or an RDMA port of the stated rate with the hop cost of the nearest port known."""
     kinds = link_kinds()
-    name = re.sub(r"[\s_-]", "", text).lower()
+    name = re.sub(r"[\s_-]", "", _plain(text, where)).lower()
     if name in kinds:
         return kinds[name]
-    word = re.sub(r"\s", "", text)
-    match = re.fullmatch(rf"({_NUMBER})(?:gbps|gbit/s|gb/s)", word, re.IGNORECASE)
+    word = text.strip()
+    match = re.fullmatch(rf"({_NUMBER})\s*(?:gbps|gbit/s|gb/s)", word, re.IGNORECASE)
     if not match:
         raise InputError(
-            f"{where}: {text[:40]!r} is not a link: write a bandwidth (25Gbps) or one of {', '.join(kinds)}"
+            f"{where}: {shown(text)} is not a link: write a bandwidth (25Gbps) or one of {', '.join(kinds)}"
         )
     if re.search(r"B(ps|/s)$", word):
-        raise InputError(f"{where}: {text[:40]!r} reads as gigabytes: links are given in gigabit (25Gbps)")
-    gbps = _bandwidth(match.group(1), where)
+        raise InputError(f"{where}: {shown(text)} reads as gigabytes: links are given in gigabit (25Gbps)")
+    gbps = _bandwidth(_text_number(match.group(1)), where)
     ports = [k for k in kinds.values() if k.name.startswith("rdma")]
     near = min(ports, key=lambda k: abs(math.log(k.gbps / gbps)))
     if near.gbps == gbps:
@@ -158,11 +180,8 @@ def _used(table: Mapping[str, Price], devices: Sequence[Device]) -> dict[str, Pr
 
 
 def _from_toml(path: Path, table: Mapping[str, Price]) -> Cluster:
-    where = f"cluster {path}"
-    try:
-        spec = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise InputError(f"{where}: cannot be read: {e}") from e
+    where = f"cluster {path_text(path)}"
+    spec = read_toml(path, "cluster")
     _only(spec, _TOML_KEYS, where)
     groups = spec.get("devices")
     if not isinstance(groups, list) or not groups or not all(isinstance(g, str) for g in groups):
@@ -176,11 +195,16 @@ def _from_toml(path: Path, table: Mapping[str, Price]) -> Cluster:
     )
     ports = {}
     for device, gbps in _table(spec.get("nic_gbps", {}), f"{where}: nic_gbps").items():
-        ports[_known(device, ids, where)] = _bandwidth(gbps, f"{where}: nic_gbps of {device}")
+        ports[_known(device, ids, where)] = _bandwidth(gbps, f"{where}: nic_gbps of {shown(device)}")
     own = {}
     for gpu, usd in _table(spec.get("prices", {}), f"{where}: prices").items():
-        own[find_gpu(gpu).name] = price_of(usd, f"{where}: price of {gpu}", path.name)
+        price = f"{where}: price of {shown(gpu)}"
+        if isinstance(usd, str):
+            raise InputError(f"{price}: {shown(usd)} is not a number of US dollars per hour")
+        own[find_gpu(_plain(gpu, where)).name] = price_of(usd, price, path.name)
     name = _text(spec.get("name", path.stem), f"{where}: name")
+    if not name or len(name) > 200 or not name.isprintable():
+        raise InputError(f"{where}: name must be a line of text of at most 200 characters, not {shown(name)}")
     return Cluster(name, devices, links, _used({**table, **own}, devices), ports)
 
 
@@ -209,9 +233,8 @@ def _stated(link: Link, row: Mapping[str, Any], where: str) -> Link:
     """The link with the bandwidth and latency that its row states in place of the kind's."""
     gbps = _bandwidth(row["gbps"], where) if "gbps" in row else link.gbps
     latency = row.get("latency_us", link.latency_us)
-    number = isinstance(latency, int | float) and not isinstance(latency, bool)
-    if not number or not 0 <= latency <= MAX_LATENCY_US:
-        raise InputError(f"{where}: {str(latency)[:40]!r} is not a latency in us (0 to {MAX_LATENCY_US:g})")
+    if not 0 <= _number(latency) <= MAX_LATENCY_US:
+        raise InputError(f"{where}: {shown(latency)} is not a latency in us (0 to {MAX_LATENCY_US:g})")
     stated = [k for k in ("gbps", "latency_us") if k in row]
     source = f"stated: {', '.join(stated)}; else {link.source}" if stated else link.source
     return Link(link.a, link.b, gbps, float(latency), link.kind, source)
@@ -219,23 +242,23 @@ def _stated(link: Link, row: Mapping[str, Any], where: str) -> Link:
 
 def _known(device: Any, ids: set[str], where: str) -> str:
     if not isinstance(device, str) or device not in ids:
-        raise InputError(f"{where}: {str(device)[:40]!r} is no device; there are {', '.join(sorted(ids))}")
+        raise InputError(f"{where}: {shown(device)} is no device; there are {', '.join(sorted(ids))}")
     return device
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{where}: {str(value)[:40]!r} is not a text")
+        raise InputError(f"{where}: {shown(value)} is not a text")
     return value
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"{where}: {str(value)[:40]!r} is not a table")
+        raise InputError(f"{where}: {shown(value)} is not a table")
     return value
 
 
 def _only(table: Mapping[str, Any], keys: frozenset[str], where: str) -> None:
     extra = sorted(set(table) - keys)
     if extra:
-        raise InputError(f"{where}: unknown key {extra[0]!r}; known: {', '.join(sorted(keys))}")
+        raise InputError(f"{where}: unknown key {shown(extra[0])}; known: {', '.join(sorted(keys))}")

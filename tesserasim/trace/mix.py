@@ -7,15 +7,25 @@ lists its unit instances in program order, in whole launches; the planner alone 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tesserasim.errors import InputError
+from tesserasim.files import path_text, read_toml, shown
+from tesserasim.tables import Table
+from tesserasim.trace.filecheck import check_simulated
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace
+
+KINDS = ("llm", "image", "stages")
+MAX_LENGTHS = {"input_tokens": 1_000_000, "output_tokens": 100_000, "prefill_batch": 65_536}
+MAX_LAUNCHES = 100_000  # of all stages of one request
+MAX_FILES = 10_000
+#: What buffers of one name must say alike in every trace of a mix.
+_SHARED_FIELDS = {"weight": ("nbytes",), "state": ("bytes_per_token", "bytes_per_sequence")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +95,55 @@ class Mix:
         return sum(u.count for u in self.cohort(batch))
 
     def validate(self) -> None:
-        """Raise InputError if lengths are absurd, a unit has no trace, or shared buffers disagree."""
-        if self.kind not in ("llm", "image", "stages"):
-            raise InputError(f"mix {self.name}: kind {self.kind!r} is none of llm, image, stages")
-        if self.kind == "llm" and (self.input_tokens < 1 or self.output_tokens < 1 or self.prefill_batch < 1):
-            raise InputError(f"mix {self.name}: input_tokens, output_tokens and prefill_batch must be at least 1")
-        if self.kind != "llm" and (not self.stages or any(n < 1 for _, n in self.stages)):
-            raise InputError(f"mix {self.name}: stages must name units with at least one launch each")
-        shared: dict[str, tuple[int, str]] = {}
+        """Raise InputError if lengths are absurd, a unit has no trace, or its traces disagree."""
+        where = f"mix {self.name[:60]}"
+        if self.kind not in KINDS:
+            raise InputError(f"{where}: kind {shown(self.kind)} is none of {', '.join(KINDS)}")
+        lengths = MAX_LENGTHS if self.kind == "llm" else {}
+        for key, most in lengths.items():
+            _check_count(where, key, getattr(self, key), most)
+        if self.kind != "llm" and not self.stages:
+            raise InputError(f"{where}: stages must name units with at least one launch each")
+        for unit, count in self.stages:
+            _check_count(where, f"stages: launches of {unit[:60]}", count, MAX_LAUNCHES)
+        if sum(count for _, count in self.stages) > MAX_LAUNCHES:
+            raise InputError(f"{where}: stages launch more than {MAX_LAUNCHES} units in all")
         for unit in self.units:
             if not self.traces.get(unit):
-                raise InputError(f"mix {self.name}: no trace for unit {unit!r}; add one under 'traces'")
-            for trace in self.traces[unit]:
-                for b in trace.buffers:
-                    if b.role != "weight":
-                        continue
-                    size, first = shared.setdefault(b.name, (b.nbytes, unit))
-                    if size != b.nbytes:
-                        raise InputError(
-                            f"mix {self.name}: weight {b.name} has {size} bytes in {first} but {b.nbytes} in {unit}"
-                        )
+                raise InputError(f"{where}: no trace for unit {unit[:60]!r}; add one under 'traces'")
+        _check_agreement(where, [t for unit in dict.fromkeys(self.units) for t in self.traces[unit]])
+
+
+def _check_count(where: str, key: str, value: Any, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InputError(f"{where}: {key} must be a whole number from 1 to {most}, not {shown(value)}")
+
+
+def _check_agreement(where: str, traces: Sequence[Trace]) -> None:
+    """Traces of one mix are of one model and say the same of the weights and the state that they share."""
+    shared: dict[tuple[str, str, str], tuple[int, Trace]] = {}
+    phases: dict[str, Any] = {}
+    for trace in traces:
+        first = traces[0]
+        if trace.meta.model != first.meta.model:
+            models = f"{_point(first)} is of {first.meta.model[:60]!r}, {_point(trace)} of {trace.meta.model[:60]!r}"
+            raise InputError(f"{where}: traces of several models: {models}")
+        phase = trace.meta.unit.get("phase")
+        if phases.setdefault(trace.unit, phase) != phase:
+            raise InputError(f"{where}: traces of unit {trace.unit[:60]} have different phases")
+        for b in trace.buffers:
+            for name in _SHARED_FIELDS.get(b.role, ()):
+                value = getattr(b, name)
+                told, other = shared.setdefault((b.role, b.name, name), (value, trace))
+                if told != value:
+                    both = f"{told} in {_point(other)} but {value} in {_point(trace)}"
+                    raise InputError(f"{where}: {b.role} {b.name[:60]}: {name} is {both}; capture them alike")
+
+
+def _point(trace: Trace) -> str:
+    """The trace as errors name it: its unit and where it lies in the grid."""
+    at = ", ".join(f"{k} {trace.meta.unit[k]}" for k in ("batch", "tokens", "context") if k in trace.meta.unit)
+    return f"{trace.unit[:60]} ({at})" if at else trace.unit[:60]
 
 
 def with_lengths(mix: Mix, input_tokens: int | None = None, output_tokens: int | None = None) -> Mix:
@@ -116,7 +155,9 @@ def with_lengths(mix: Mix, input_tokens: int | None = None, output_tokens: int |
             raise InputError(f"mix {mix.name}: token lengths apply to language models only")
         return mix
     changed = dataclasses.replace(
-        mix, input_tokens=input_tokens or mix.input_tokens, output_tokens=output_tokens or mix.output_tokens
+        mix,
+        input_tokens=mix.input_tokens if input_tokens is None else input_tokens,
+        output_tokens=mix.output_tokens if output_tokens is None else output_tokens,
     )
     changed.validate()
     return changed
@@ -127,43 +168,76 @@ def load_mix(path: str | os.PathLike[str]) -> Mix:
 
     Raises InputError with file and key for anything missing or wrong.
     """
-    where = Path(path)
+    file, where = Path(path), path_text(path)
+    table = Table(read_toml(file, "mix"), where)
+    name, model = table.text("name"), table.text("model")
+    kind = table.text("kind", choices=KINDS)
+    patterns = table.texts("traces", None)
+    stages = _stages(table.take("stages"), where)
+    # Only a language model has lengths: a stray one would change nothing.
+    least = 1 if kind == "llm" else 0
+    lengths = {key: table.integer(key, None, least, most) for key, most in MAX_LENGTHS.items()}
+    incomplete = table.texts("incomplete", ())
+    table.finish()
+    mix = Mix(
+        name, model, kind, _collect(file, where, patterns), lengths["input_tokens"] or 0,
+        lengths["output_tokens"] or 0, lengths["prefill_batch"] or 1, stages, incomplete,
+    )  # fmt: skip
     try:
-        data = tomllib.loads(where.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such mix file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise InputError(f"{where}: not a mix file ({error})") from None
-    try:
-        name, model, kind = str(data["name"]), str(data["model"]), str(data["kind"])
-        patterns = data["traces"]
-    except KeyError as error:
-        raise InputError(f"{where}: key {error} is missing") from None
-    if not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
-        raise InputError(f"{where}: 'traces' must be a list of file names")
-    traces = _collect(where, patterns)
-    try:
-        stages = tuple((str(unit), int(n)) for unit, n in data.get("stages", []))
-        mix = Mix(
-            name, model, kind, traces,
-            input_tokens=int(data.get("input_tokens", 0)), output_tokens=int(data.get("output_tokens", 0)),
-            prefill_batch=int(data.get("prefill_batch", 1)), stages=stages,
-            incomplete=tuple(map(str, data.get("incomplete", []))),
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
+        mix.validate()
+    except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    mix.validate()
     return mix
 
 
-def _collect(where: Path, patterns: Sequence[str]) -> dict[str, tuple[Trace, ...]]:
+def _stages(value: Any, where: str) -> tuple[tuple[str, int], ...]:
+    """`[["unit", launches], ...]`; how many launches is for `Mix.validate`."""
+    rows = [] if value is None else value
+    if not isinstance(rows, list) or len(rows) > MAX_LAUNCHES:
+        raise InputError(f'{where}: stages must be a list like [["denoise", 28]], not {shown(value)}')
+    stages: list[tuple[str, int]] = []
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
+            raise InputError(f'{where}: stages must hold pairs like ["denoise", 28], not {shown(row)}')
+        _check_count(where, f"stages: launches of {shown(row[0])}", row[1], MAX_LAUNCHES)
+        if row[0] in dict(stages):
+            raise InputError(f"{where}: stages names {shown(row[0])} twice; give its launches in one entry")
+        stages.append((row[0], row[1]))
+    return tuple(stages)
+
+
+def _collect(file: Path, where: str, patterns: Sequence[str]) -> dict[str, tuple[Trace, ...]]:
+    """The traces by unit, each unit's in the order of its grid points; one trace a point."""
+    from tesserasim.trace.grid import coordinates  # grid needs UnitInstance from here
+
     found: dict[str, list[Trace]] = {}
-    for pattern in patterns:
-        paths = sorted(where.parent.glob(pattern)) if any(c in pattern for c in "*?[") else [where.parent / pattern]
-        if not paths:
-            raise InputError(f"{where}: no trace matches {pattern!r}")
-        for path in paths:
-            trace = read_trace(path)
-            found.setdefault(trace.unit, []).append(trace)
+    points: dict[tuple[str, float, float], Path] = {}
+    for path in (path for pattern in patterns for path in _matches(file, where, pattern)):
+        if len(points) >= MAX_FILES:
+            raise InputError(f"{where}: 'traces' names more than {MAX_FILES} files")
+        trace = read_trace(path)
+        check_simulated(trace, path_text(path))
+        point = (trace.unit, *coordinates(trace))
+        if point in points:
+            both = f"{path_text(points[point])} and {path_text(path)}"
+            raise InputError(f"{where}: two traces of {_point(trace)}: {both}; name one of them")
+        points[point] = path
+        found.setdefault(trace.unit, []).append(trace)
     order = {unit: sorted(ts, key=lambda t: sorted(map(str, t.meta.unit.items()))) for unit, ts in found.items()}
     return {unit: tuple(ts) for unit, ts in order.items()}
+
+
+def _matches(file: Path, where: str, pattern: str) -> list[Path]:
+    if not any(c in pattern for c in "*?["):
+        return [file.parent / pattern]
+    if "**" in pattern or Path(pattern).is_absolute():
+        raise InputError(f"{where}: traces: {shown(pattern)}: a pattern is relative to the mix file, without '**'")
+    try:
+        paths = sorted(islice(file.parent.glob(pattern), MAX_FILES + 1))
+    except (ValueError, NotImplementedError, OSError) as error:
+        raise InputError(f"{where}: traces: {shown(pattern)} is not a pattern ({error})") from None
+    if len(paths) > MAX_FILES:
+        raise InputError(f"{where}: traces: {shown(pattern)} matches more than {MAX_FILES} files")
+    if not paths:
+        raise InputError(f"{where}: no trace matches {shown(pattern)}")
+    return paths

@@ -211,28 +211,32 @@ class Trace:
             return None
         return int(self.meta.e2e_ns["median"]) - self.replay_ns
 
-    def validate(self) -> None:
-        """Raise InputError at the first broken rule: ids in order, known words, accesses inside buffers."""
-        where = self.meta.source or f"{self.meta.model} {self.unit}"
+    def validate(self, where: str = "") -> None:
+        """Raise InputError at the first broken rule: ids in order, known words, accesses inside buffers.
+
+        `where` is what the error names: the file, if there is one.
+        """
+        where = where or self.meta.source or f"{self.meta.model} {self.unit}"
         if self.meta.origin not in ORIGINS:
-            raise InputError(f"{where}: origin {self.meta.origin!r} is not one of {', '.join(ORIGINS)}")
+            raise InputError(f"{where}: origin {self.meta.origin[:60]!r} is not one of {', '.join(ORIGINS)}")
         for i, b in enumerate(self.buffers):
             if b.id != i or b.role not in ROLES or b.nbytes < 0:
-                raise InputError(f"{where}: buffer {i} ({b.name}) has a wrong id, role or size")
+                raise InputError(f"{where}: buffer {i} ({b.name[:60]!r}) has a wrong id, role or size")
         for i, k in enumerate(self.kernels):
             if k.id != i:
                 raise InputError(f"{where}: kernel {i} carries id {k.id}; rows must be in launch order")
             if k.kind not in KINDS or k.phase not in PHASES or k.part not in PARTS:
-                raise InputError(f"{where}: kernel {i} ({k.name[:60]}) has an unknown kind, phase or part")
+                raise InputError(f"{where}: kernel {i} ({k.name[:60]!r}) has an unknown kind, phase or part")
             if k.duration_ns < 0:
-                raise InputError(f"{where}: kernel {i} ({k.name[:60]}) has a negative duration")
+                raise InputError(f"{where}: kernel {i} ({k.name[:60]!r}) has a negative duration")
             for a in k.accesses:
                 if not 0 <= a.buffer < len(self.buffers) or a.mode not in MODES:
-                    raise InputError(f"{where}: kernel {i} ({k.name[:60]}) has an access to no buffer")
+                    raise InputError(f"{where}: kernel {i} ({k.name[:60]!r}) has an access to no buffer")
+                if a.extent not in EXTENTS or a.evidence not in EVIDENCE:
+                    raise InputError(f"{where}: kernel {i} ({k.name[:60]!r}) has an unknown extent or evidence")
                 if a.offset < 0 or a.nbytes < 0 or a.offset + a.nbytes > self.buffers[a.buffer].nbytes:
-                    raise InputError(
-                        f"{where}: kernel {i} ({k.name[:60]}) touches bytes outside {self.buffers[a.buffer].name}"
-                    )
+                    outside = self.buffers[a.buffer].name[:60]
+                    raise InputError(f"{where}: kernel {i} ({k.name[:60]!r}) touches bytes outside {outside!r}")
 
 
 def structure_sha256(kernels: tuple[Kernel, ...]) -> str:

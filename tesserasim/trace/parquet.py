@@ -16,9 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tesserasim.errors import InputError
-from tesserasim.trace.model import SCHEMA_VERSION, SHAPE_FIELDS, Access, Buffer, Kernel, Trace, TraceMeta
+from tesserasim.files import check_regular, path_text
+from tesserasim.trace.filecheck import check_columns, check_document
+from tesserasim.trace.model import SHAPE_FIELDS, Access, Buffer, Kernel, Trace, TraceMeta
 
 METADATA_KEY = b"tesserasim"
+MAX_ROWS = 5_000_000  # kernels of one unit; far beyond any profile that can be simulated
 _BUFFER_FIELDS = tuple(f.name for f in dataclasses.fields(Buffer))  # stored by column: the names once, not per buffer
 
 _DIM = pa.list_(pa.int32(), 3)
@@ -45,7 +48,8 @@ SCHEMA = pa.schema(
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write `trace` to `path`; the file appears whole or not at all."""
-    trace.validate()
+    target = Path(path)
+    trace.validate(path_text(target))
     columns: dict[str, Any] = {
         name: [getattr(k, name) for k in trace.kernels] for name in SCHEMA.names if name not in ("shape", "accesses")
     }
@@ -55,9 +59,10 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         "meta": dataclasses.asdict(trace.meta),
         "buffers": {f: [getattr(b, f) for b in trace.buffers] for f in _BUFFER_FIELDS},
     }
+    table = _table(columns, target)
+    check_columns(table, SCHEMA, path_text(target), trace.meta.origin == "imported")
+    check_document(document, path_text(target))
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    table = pa.table(columns, schema=SCHEMA)
-    target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -70,36 +75,52 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         partial.unlink(missing_ok=True)
 
 
+def _table(columns: dict[str, Any], target: Path) -> pa.Table:
+    try:
+        return pa.table(columns, schema=SCHEMA)
+    except (pa.ArrowException, OverflowError) as error:
+        first = (str(error).splitlines() or ["unusable"])[0]
+        raise InputError(f"{path_text(target)}: values that no trace file can hold ({first[:120]})") from None
+
+
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace written by `write_trace`.
 
-    Raises InputError for a missing file, a Parquet file of another kind, or a newer schema version.
+    Raises InputError, naming the file and the row or field, for a missing file, a Parquet file of another
+    kind, a newer schema version, and any type, null or number that `filecheck` refuses.
     """
-    where = os.fspath(path)
-    try:
-        with pq.ParquetFile(where) as file:
-            table, text = file.read(), (file.metadata.metadata or {}).get(METADATA_KEY)
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such file") from None
-    except (pa.ArrowException, OSError) as error:
-        first = (str(error).splitlines() or ["cannot be read"])[0]
-        raise InputError(f"{where}: not a readable Parquet file ({first})") from None
-    if text is None:
-        raise InputError(f"{where}: Parquet without tesserasim metadata; make traces with 'import' or 'hw capture'")
+    where = path_text(path)
+    table, text = _read_file(path, where)
     try:
         document = json.loads(text)
-        version = document["meta"].get("schema_version")
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
-            raise InputError(f"{where}: trace schema version {version}, this tool reads up to {SCHEMA_VERSION}")
-        meta = TraceMeta(**{**document["meta"], "warnings": tuple(document["meta"].get("warnings", ()))})
-        columns = [document["buffers"][f] for f in _BUFFER_FIELDS]
-        buffers = tuple(Buffer(*row) for row in zip(*columns, strict=True))
-        kernels = tuple(_kernel(row) for row in table.to_pylist())
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: damaged trace ({type(error).__name__}: {error})") from None
-    trace = Trace(meta, kernels, buffers)
-    trace.validate()
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
+        raise InputError(f"{where}: damaged trace: its metadata is not JSON ({reason}); make the trace again") from None
+    check_document(document, where)
+    check_columns(table, SCHEMA, where, document["meta"]["origin"] == "imported")
+    meta = TraceMeta(**{**document["meta"], "warnings": tuple(document["meta"]["warnings"])})
+    columns = [document["buffers"][f] for f in _BUFFER_FIELDS]
+    buffers = tuple(Buffer(*row) for row in zip(*columns, strict=True))
+    trace = Trace(meta, tuple(_kernel(row) for row in table.to_pylist()), buffers)
+    trace.validate(where)
     return trace
+
+
+def _read_file(path: str | os.PathLike[str], where: str) -> tuple[pa.Table, bytes]:
+    """The rows and the JSON text of a trace file."""
+    check_regular(path, "file")
+    try:
+        with pq.ParquetFile(os.fspath(path)) as file:
+            text = (file.metadata.metadata or {}).get(METADATA_KEY)
+            if text is None:
+                made = "make traces with 'import' or 'hw capture'"
+                raise InputError(f"{where}: Parquet without tesserasim metadata; {made}")
+            if file.metadata.num_rows > MAX_ROWS:
+                raise InputError(f"{where}: {file.metadata.num_rows} rows; a trace has at most {MAX_ROWS}")
+            return file.read(), text
+    except (pa.ArrowException, OSError, ValueError) as error:
+        first = (str(error).splitlines() or ["cannot be read"])[0]
+        raise InputError(f"{where}: not a readable Parquet file ({first[:200]})") from None
 
 
 def _kernel(row: dict[str, Any]) -> Kernel:
