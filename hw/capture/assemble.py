@@ -70,7 +70,7 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
         origin="captured", model=workload.model, unit=captured.unit.as_dict(), gpu=str(machine["gpu"]),
         driver=str(machine["driver"]), torch=str(machine["torch"]), repeats=captured.times.duration.shape[0],
         e2e_ns=captured.e2e_ns, launch=machine.get("launch"), structure_sha256=structure_sha256(tuple(kernels)),
-        workspace_bytes=captured.workspace_bytes, tool_version=__version__,
+        workspace_bytes=captured.workspace_bytes, tool_version=__version__, moe=workload.moe_statistics(),
         captured_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         warnings=tuple(sorted(set(warnings))[:20]),
         extra={

@@ -17,6 +17,8 @@ def kind_of(call: Call, unit: UnitSpec) -> str:
     op = call.op
     if op in _GEMM or call.meta.get("triton_name", "").startswith("triton_tem"):
         return "gemm"
+    if op.startswith("moe_"):
+        return "moe"
     library = call.door != "triton"
     if library and any(word in op for word in ("scaled_dot_product", "flash_attention", "efficient_attention")):
         return "attention_decode" if unit.phase == "decode" else "attention_prefill"

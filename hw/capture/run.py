@@ -21,7 +21,7 @@ from hw.capture.assemble import Captured, assemble
 from hw.capture.manifest import write_manifest
 from hw.capture.recorder import Recorder
 from hw.errors import HardwareError
-from hw.workloads import UnitSpec, Workload, load_workload
+from hw.workloads import UnitSpec, Workload, check_workload, load_workload
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import write_trace
 
@@ -93,7 +93,7 @@ def capture_model(
     log(f"{name}: built in {time.monotonic() - started:.1f} s; {info}")
     missing = []
     for unit in [*workload.units(), *extra]:
-        path = out / name / f"{unit.file_stem}.parquet"
+        path = out / workload.name / f"{unit.file_stem}.parquet"
         if (only and unit.file_stem not in only) or path.exists():
             continue
         if time.monotonic() - started > limit_s:
@@ -134,11 +134,8 @@ def capture_all(
     models: Sequence[str], out: Path, only: Sequence[str], left_out: Sequence[str], limit_s: float
 ) -> int:
     """Capture several models: fit the launch cost once, then every grid; 1 if anything is missing."""
-    from hw.workloads import workload_names
-
     for name in models:
-        if name not in workload_names():
-            raise HardwareError(f"unknown model {name!r}; known: {', '.join(workload_names())}")
+        check_workload(name)
     points = [_point(p) for p in left_out]
     started = time.monotonic()
     info = machine()

@@ -90,6 +90,10 @@ class Workload(ABC):
     def named_tensors(self) -> Iterable[NamedTensor]:
         """Weights, and the state and inputs of the unit prepared last."""
 
+    def moe_statistics(self) -> dict[str, Any] | None:
+        """How the unit prepared last routed its tokens; None for a model without experts."""
+        return None
+
     @abstractmethod
     def weights_of(self, module: str) -> str:
         """The part ('attention', 'ffn', 'embed', 'head', 'other') a weight's module path belongs to."""
