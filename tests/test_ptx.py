@@ -99,7 +99,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ten_thousand_lines_within_a_second() -> None:
-    """Fails if every register is followed through every block (`single` left empty)."""
+    """Fails if the rest of the text is split for every statement."""
     text = (truth.DATA / "kernels.ptx").read_text()
     body = text[text.index(".address_size 64") + 16 :]
     names = "|".join(set(re.findall(r"(?:\.entry|\.func(?:\s*\([^)]*\))?)\s+(\w+)\s*\(", body)) - {"vprintf"})

@@ -53,7 +53,7 @@ def test_intervals_by_hand(entry, grid, block, params, want) -> None:  # type: i
     ],
 )  # fmt: skip
 def test_only_what_is_proven(body: str, want: tuple[int, int] | None) -> None:
-    """Fails if products of 32 bits are not checked for their range."""
+    """Fails if neither the factors nor the results of 32 bits are checked for their range."""
     text = (f"{HEAD}.visible .entry k(.param .u64 a) {{ .reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .pred %p<3>;\n"
             f"ld.param.u64 %rd1, [a]; mov.u32 %r1, %tid.x; {body} add.s64 %rd3, %rd1, %rd2;\n"
             f"ld.global.u32 %r3, [%rd3]; ret; }}")  # fmt: skip

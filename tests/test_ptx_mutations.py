@@ -84,7 +84,7 @@ def test_meaning_keeping_changes_keep_the_answer(change, seed: int, name: str) -
 def test_damaged_files_give_an_answer_or_one_line(seed: int, name: str) -> None:
     """Bytes and lines changed, cut, doubled, moved: an answer or an InputError `file:line: what`, soon.
 
-    Fails if the parser indexes an operand that is not there.
+    Fails if the error of the parser names no line.
     """
     chance = random.Random(seed)
     text = CLEAN[name]

@@ -18,7 +18,7 @@ def all_of(found: list[truth.Verdict], least: int) -> None:
 def test_kernels_with_truth_that_are_kept() -> None:
     """60 kernels, 20 features, none unsound, 95 % exact.
 
-    Fails if `selp` passes on only its first operand, if a store marks R, or if every origin of an address counts.
+    Fails if `selp` passes on only its first operand, if a store marks R, or if marked pointers are no bases.
     """
     found = truth.committed()
     assert sum(map(len, found.values())) >= 60 and len(truth.features()) >= 20
@@ -35,7 +35,7 @@ def test_kernels_compiled_by_nvcc_now() -> None:
 
 
 def test_kernels_of_an_installed_package_compiled_now() -> None:
-    """Fails if hidden parameters are dropped, or a pointer that moves through a loop loses its origin."""
+    """Fails if a load leaves no access."""
     found = compilers.package()
     if not found:
         pytest.skip("no Triton or no package of Triton kernels")
