@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from tesserasim.trace.mix import Mix, with_lengths
 from tesserasim.trace.mix import load_mix as _load_mix_file
 from tesserasim.trace.model import Trace, structure_sha256
 from tesserasim.trace.parquet import read_trace, write_trace
+from tesserasim.writing import check_output, naming
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,8 +92,25 @@ def simulate(
     `timeline` names a file for the run of the first cohorts, which Perfetto shows. A policy that does not
     apply gives `status` "not applicable" and a `reason`.
     """
+    row, write = simulation(
+        mix, cluster, policy, plan=plan, batch=batch, depth=depth, input_tokens=input_tokens,
+        output_tokens=output_tokens, prices=prices, check=check, timeline=timeline, **options,
+    )  # fmt: skip
+    write()
+    return row
+
+
+def simulation(
+    mix: MixLike, cluster: ClusterLike, policy: str | None = None, *,
+    plan: Plan | str | os.PathLike[str] | None = None, batch: int | None = None, depth: int | None = None,
+    input_tokens: int | None = None, output_tokens: int | None = None, prices: str = "median",
+    check: bool = False, timeline: str | os.PathLike[str] | None = None, **options: Any,
+) -> tuple[dict[str, Any], Callable[[], None]]:  # fmt: skip
+    """`simulate` in two steps: the row, and a call that writes the timeline, so that the row is never lost."""
     if (policy is None) == (plan is None):
         raise InputError("simulate: give a policy or a plan, one of the two")
+    if timeline is not None:
+        check_output(timeline, *([] if plan is None or isinstance(plan, Plan) else [plan]))
     loaded, machines = _mix(mix, input_tokens, output_tokens), _cluster(cluster, prices)
     chosen = _options(options, batch, depth, check=check)
     if plan is not None:
@@ -100,9 +118,12 @@ def simulate(
         found = run_plan(loaded, machines, given, chosen)
     else:
         found = run_policy(loaded, machines, str(policy), chosen)
-    if timeline is not None and found.plan is not None:
-        write_run(loaded, machines, found.plan, Path(timeline), chosen.engine, chosen.allow_extrapolation)
-    return found.row
+
+    def write() -> None:
+        if timeline is not None and found.plan is not None:
+            write_run(loaded, machines, found.plan, Path(timeline), chosen.engine, chosen.allow_extrapolation)
+
+    return found.row, write
 
 
 def plan(
@@ -209,6 +230,7 @@ def import_profile(
 
     if kernels is not None and iteration is not None:
         raise InputError("import: give a range or an iteration, one of the two")
+    check_output(out, path)
     trace = read_profile(path, clip=clip)
     repeats = trace.meta.extra.get("iterations")
     if kernels is not None:
@@ -225,7 +247,8 @@ def import_profile(
     if gpu is not None:
         trace = dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, gpu=find_gpu(gpu).name))
     trace = with_bounds(trace, *_peak_rates(trace.meta.gpu))
-    write_trace(trace, out)
+    with naming(out):
+        write_trace(trace, out)
     found = {"found_by": repeats["found_by"], "names": repeats["names"], "chosen": iteration} if repeats else None
     work = trace.meta.extra["work"]
     return {**facts(trace), "out": os.fspath(out), "unit": trace.unit, "iterations": found, "work": work}

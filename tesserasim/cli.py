@@ -78,9 +78,13 @@ def _print(document: Any, as_json: bool, text: str) -> None:
     if as_json:
         from tesserasim.sweep.store import finite
 
-        print(json.dumps(finite(document), indent=1, ensure_ascii=False, allow_nan=False))
-    else:
-        print(text)
+        text = json.dumps(finite(document), indent=1, ensure_ascii=not _unicode(), allow_nan=False)
+    print(text, flush=True)
+
+
+def _unicode() -> bool:
+    """Standard output takes any character as it is."""
+    return (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -100,6 +104,8 @@ def _sweep(options: argparse.Namespace) -> int:
         f"{len(result.failures)} failed, in {result.wall_s:.1f} s; results in {result.out}",
         file=sys.stderr,
     )
+    if result.unwritten:
+        raise InputError("; ".join(result.unwritten))
     return SOME_FAILED if result.failures else DONE
 
 
@@ -111,12 +117,15 @@ def _simulate(options: argparse.Namespace) -> int:
 
     if options.plan is not None and (options.batch or options.depth):
         raise InputError("--batch and --depth are part of the plan file; give them with --policy only")
-    row = api.simulate(
+    row, write = api.simulation(
         options.mix, options.cluster, options.policy, plan=options.plan, batch=options.batch,
         depth=options.depth, check=options.check, timeline=options.timeline, **_common(options),
     )  # fmt: skip
     notes = row.get("notes") or []
-    _print(row, options.json, format_case([row]) + describe_run(row) + "".join(f"\n  note: {n}" for n in notes))
+    try:
+        _print(row, options.json, format_case([row]) + describe_run(row) + "".join(f"\n  note: {n}" for n in notes))
+    finally:  # the file does not depend on who reads standard output
+        write()
     changed = [note for note in notes if note.startswith(CHANGED)]
     if changed:
         _say(f"warning: {options.plan}: {'; '.join(changed)}")
@@ -127,16 +136,21 @@ def _plan(options: argparse.Namespace) -> int:
     from tesserasim import api
     from tesserasim.plans import write_plan
     from tesserasim.report.words import describe_plan
+    from tesserasim.writing import check_output
 
+    if options.out is not None:
+        check_output(options.out)
     mix = api.load_mix(options.mix)
     plan = api.plan(
         mix, options.cluster, None if options.pick else options.policy, batch=options.batch,
         depth=options.depth, **_common(options),
     )  # fmt: skip
-    if options.out is not None:
-        write_plan(plan, options.out)
     document = api.plan_document(plan, mix)
-    _print(document, options.json, describe_plan(document))
+    try:
+        _print(document, options.json, describe_plan(document))
+    finally:  # the file does not depend on who reads standard output
+        if options.out is not None:
+            write_plan(plan, options.out)
     return DONE
 
 

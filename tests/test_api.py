@@ -92,7 +92,7 @@ def test_the_run_can_be_written_for_perfetto(
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert {e["cat"] for e in events if e.get("ph") == "X"} >= {"kernel"}
     assert main([*map(str, case), "--timeline", str(tmp_path / "none" / "run.json")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "there is no directory" in capsys.readouterr().err
 
 
 def test_pick_is_the_fastest(files: Path) -> None:

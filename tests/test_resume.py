@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sweep_cases import SPEC, write_tiny_mixes, write_tiny_sweep
@@ -19,7 +20,8 @@ from test_determinism import hashes
 
 from tesserasim.cli import main
 from tesserasim.errors import InputError
-from tesserasim.sweep.store import JOURNAL, Store, write_whole
+from tesserasim.sweep.store import JOURNAL, Store, digest
+from tesserasim.writing import write_whole
 
 KILLS = 20
 
@@ -131,6 +133,65 @@ def test_damaged_results_are_computed_again(spec: Path, tmp_path: Path) -> None:
     assert hashes(tmp_path) == expected
 
 
+def rewritten(whole: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """A result file with another result and the checksum that goes with it."""
+    document = json.loads(whole)
+    del document["check"]
+    change(document)
+    document["check"] = digest(document)
+    return json.dumps(document).encode()
+
+
+def test_a_whole_file_of_another_shape_is_computed_again(spec: Path, tmp_path: Path) -> None:
+    """Mutation: `is_result` is True for every object: the sweep ends with KeyError, again and again.
+
+    Mutation: the number of draws is not compared: P(win) cannot be worked out.
+    """
+    arguments = ["sweep", str(spec), "--quick", "--out", str(tmp_path), "--jobs", "1", "--json"]
+    assert main(arguments) == 0
+    expected = hashes(tmp_path)
+    changes: list[Callable[[dict[str, Any]], object]] = [
+        lambda d: d.update(result={}),
+        lambda d: d["result"].update(row={}),
+        lambda d: d["result"].update(row=5),
+        lambda d: d["result"].update(draws=None),
+        lambda d: d["result"]["draws"].append(1.0),
+        lambda d: d["result"]["draws"].append("x"),
+        lambda d: d["result"]["row"].update(throughput_per_s="x", status="ok"),
+        lambda d: d["result"]["row"].update(status="zz"),
+        lambda d: d["result"]["row"].update(interval80=[1.0], status="ok"),
+        lambda d: d["result"]["row"].update(origins=None),
+    ]
+    for path, change in zip(sorted((tmp_path / "experiments").glob("*.json")), changes, strict=False):
+        path.write_bytes(rewritten(path.read_bytes(), change))
+    assert main(arguments) == 0
+    assert hashes(tmp_path) == expected
+
+
+def test_a_directory_in_place_of_a_result(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mutation: `wipe` does not pass over directories: `--fresh` ends at once and computes nothing.
+
+    Mutation: `write_whole` does not turn errors into InputErrors: the hidden file is named.
+    """
+    arguments = ["sweep", str(spec), "--quick", "--out", str(tmp_path), "--jobs", "1", "--json"]
+    assert main(arguments) == 0
+    first = sorted((tmp_path / "experiments").glob("*.json"))[0]
+    first.unlink()
+    first.mkdir()
+    for more in ([], ["--fresh"]):
+        capsys.readouterr()
+        assert main([*arguments, *more]) == 1
+        streams = capsys.readouterr()
+        document = json.loads(streams.out)
+        assert (document["failed"], len(document["rows"])) == (1, 24)
+        assert document["failures"][0]["error"] == f"{first}: is a directory; name a file to write"
+    first.rmdir()
+    os.mkfifo(first)  # neither waited for nor replaced
+    assert main(arguments) == 1
+
+
 def test_an_interrupt_is_quiet_and_keeps_what_is_finished(spec: Path, tmp_path: Path) -> None:
     process = start(spec, tmp_path)
     deadline = time.monotonic() + 60
@@ -180,7 +241,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(InputError, match=r"result\.json: cannot be written \(No space"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]

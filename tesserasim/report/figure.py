@@ -24,7 +24,7 @@ _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 
 def draw(rows: Sequence[Row], stem: Path, table: str = "own-best") -> list[Path]:
     """Write `stem`.png, .pdf and .csv for the finished rows of `table`; nothing if there are none."""
-    from tesserasim.sweep.store import write_whole
+    from tesserasim.writing import write_whole
 
     shown = [r for r in rows if r.get("table") == table]
     done = [r for r in shown if r.get("status") == "ok"]

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from tesserasim.errors import InputError
 from tesserasim.sim.program import Program
 from tesserasim.sim.result import SimResult, Slice
+from tesserasim.writing import write_whole
 
 
 def us(ns: int) -> str:
@@ -26,10 +26,7 @@ def us(ns: int) -> str:
 
 def write_timeline(program: Program, result: SimResult, path: str | os.PathLike[str]) -> None:
     """Write the slices of a run made with `timeline=True`; the file appears whole or not at all."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    partial.write_text(timeline_json(program, result), encoding="utf-8")
-    os.replace(partial, target)
+    write_whole(path, timeline_json(program, result).encode())
 
 
 def timeline_json(program: Program, result: SimResult) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tesserasim.errors import InputError
-from tesserasim.sweep.store import write_whole
 from tesserasim.trace.mix import load_mix
 from tesserasim.trace.parquet import read_trace
+from tesserasim.writing import check_output, naming, write_whole
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ def new_mix(traces: Sequence[Path], out: Path, options: MixOptions) -> dict[str,
     """
     if out.suffix != ".toml":
         raise InputError(f"{out}: a mix file ends in .toml")
+    check_output(out, *traces)
     units: dict[str, int] = {}
     models: dict[str, None] = {}
     for path in traces:
@@ -67,11 +68,12 @@ def new_mix(traces: Sequence[Path], out: Path, options: MixOptions) -> dict[str,
 def _write_checked(content: Mapping[str, object], out: Path) -> None:
     # JSON text of strings, numbers and lists is TOML too (non-ASCII kept as it is: TOML has no surrogates).
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in content.items()]
-    trial = out.with_name(f".{out.stem}.{os.getpid()}.tmp.toml")
+    trial = out.with_name(f".{out.stem[:40]}.{os.getpid()}.tmp.toml")
     try:
         write_whole(trial, "".join(lines).encode())
         load_mix(trial)
-        os.replace(trial, out)
+        with naming(out):
+            os.replace(trial, os.path.realpath(out))
     except InputError as error:
         raise InputError(str(error).replace(str(trial), str(out))) from None
     finally:

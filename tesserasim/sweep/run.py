@@ -17,15 +17,19 @@ from tesserasim.errors import InputError
 from tesserasim.metrics.verdict import verdict
 from tesserasim.policies import policies
 from tesserasim.sweep.bench import FAILED, OK, Bench, Job, check_gpus
-from tesserasim.sweep.executor import Task, executor
+from tesserasim.sweep.executor import Task, describe, executor
 from tesserasim.sweep.inputs import code_version, inputs, mix_content
 from tesserasim.sweep.spec import Experiment, SweepSpec, expand
-from tesserasim.sweep.store import Store, digest, finite, write_whole
-from tesserasim.sweep.summary import Row, rows_of, write_summary
+from tesserasim.sweep.store import Store, digest, finite
+from tesserasim.sweep.summary import Row, rows_of, summary_writers
 from tesserasim.sweep.toml import did_you_mean
 from tesserasim.trace.mix import load_mix, with_lengths
+from tesserasim.writing import write_whole
 
 MAX_JOBS = 1024
+#: What a sweep writes beside its results.
+SUMMARY = ("summary.csv", "summary.parquet", "verdicts.txt")
+OUTPUTS = (*SUMMARY, "figure.png", "figure.pdf", "figure.csv")
 
 
 @dataclass
@@ -39,6 +43,7 @@ class SweepResult:
     computed: int = 0
     reused: int = 0
     files: list[Path] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)  # why files of the summary could not be written
     wall_s: float = 0.0
 
 
@@ -48,14 +53,16 @@ def run_sweep(
 ) -> SweepResult:  # fmt: skip
     """Run what `spec` asks for and is not in `out` yet, and write the summary.
 
-    A failed experiment is listed and leaves the others alone. Raises InputError, before anything is
-    computed, for names that do not exist and mixes that cannot be read.
+    A failed experiment is listed and leaves the others alone, and so does a file of the summary that cannot be
+    written after all. Raises InputError, before anything is computed, for names that do not exist, mixes that
+    cannot be read and files that cannot be written.
     """
     started = time.monotonic()
     jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
     run = executor(executor_name)
     prepared = _prepare(spec)
     store = Store(out)
+    store.check(OUTPUTS if figure else SUMMARY)
     with store.locked():
         if fresh:
             store.wipe()
@@ -71,7 +78,7 @@ def run_sweep(
                     tick()
         result = _collect(spec, prepared, store, errors)
         result.computed, result.reused = len(missing) - len(errors), len(prepared) - len(missing)
-        result.files = _write(spec, result, figure)
+        _write(result, figure)
     result.wall_s = time.monotonic() - started
     return result
 
@@ -130,18 +137,26 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _write(spec: SweepSpec, result: SweepResult, figure: bool) -> list[Path]:
+def _write(result: SweepResult, figure: bool) -> None:
+    """Write every file of the summary that can be written; the others are listed and leave the rows alone."""
     from tesserasim.report.table import format_rows
 
-    files = write_summary(result.rows, result.out)
-    text = format_rows(result.rows) + "\n\n" + "\n".join(result.verdicts) + "\n"
-    files.append(result.out / "verdicts.txt")
-    write_whole(files[-1], text.encode())
-    if figure:
+    def verdicts() -> list[Path]:
+        text = format_rows(result.rows) + "\n\n" + "\n".join(result.verdicts) + "\n"
+        write_whole(result.out / "verdicts.txt", text.encode())
+        return [result.out / "verdicts.txt"]
+
+    def pictures() -> list[Path]:
         from tesserasim.report.figure import draw
 
-        files += draw(result.rows, result.out / "figure")
-    return files
+        return draw(result.rows, result.out / "figure")
+
+    steps: list[Callable[[], list[Path]]] = [*summary_writers(result.rows, result.out), verdicts]
+    for step in [*steps, pictures] if figure else steps:
+        try:
+            result.files += step()
+        except Exception as error:  # what was computed is reported whatever happens to its files
+            result.unwritten.append(describe(error))
 
 
 def spec_document(spec: SweepSpec) -> dict[str, Any]:

@@ -15,14 +15,20 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tesserasim.errors import InputError
+from tesserasim.writing import check_directory, check_output, read_regular, write_whole
 
 STORE_VERSION = 1
 JOURNAL = "journal.jsonl"
+#: Draws of a finished result, as many as `metrics.uncertainty` makes.
+DRAWS = 200
+_NUMBERS = ("batch", "depth", "throughput_per_s", "bound_per_s", "median_per_s")
+_CONTAINERS = {"latency_ms": dict, "utilisation": dict, "lanes": list, "notes": list, "extrapolated": list}
+_MOST_BYTES = 1 << 30  # of a result; the largest so far has less than a thousandth
 _WORKERS_GONE_S = 60.0  # how long a new sweep waits for the workers of a killed one
 
 
@@ -47,23 +53,29 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write `path` so that it appears whole or not at all, even if the machine stops."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+def is_result(value: Any) -> bool:
+    """The shape that a bench stores: a row that says what became of its policy, and draws where it is ok.
+
+    A file may be whole and yet not hold this: what reads it counts on every field that is checked here.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("row"), dict) or not _numbers(value.get("draws")):
+        return False
+    row, draws = value["row"], value["draws"]
+    if not all(isinstance(row.get(name), str) for name in ("mix", "policy", "status", "reason")):
+        return False
+    if not all(isinstance(row.get(name), list) for name in ("origins", "incomplete")):
+        return False
+    if row["status"] != "ok":
+        return row["status"] == "not applicable" and not draws
+    return (
+        len(draws) == DRAWS and _numbers([row.get(name) for name in _NUMBERS])
+        and _numbers(row.get("interval80")) and len(row["interval80"]) == 2
+        and all(isinstance(row.get(name), kind) for name, kind in _CONTAINERS.items())
+    )  # fmt: skip
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
 
 
 class Store:
@@ -82,17 +94,18 @@ class Store:
     def load(self, key: str) -> dict[str, Any] | None:
         """The result of `key`; None if there is none or the file is damaged."""
         try:
-            document = json.loads(self.path(key).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            document = json.loads(read_regular(self.path(key), _MOST_BYTES))
+        except (InputError, OSError, ValueError, RecursionError):
             return None
         if not isinstance(document, dict) or document.get("store_version") != STORE_VERSION:
             return None
         check = document.pop("check", None)
-        if document.get("key") != key or not isinstance(document.get("result"), dict):
+        result = document.get("result")
+        if document.get("key") != key or not is_result(result):
             return None
         try:
-            return document["result"] if check == digest(document) else None
-        except ValueError:
+            return result if check == digest(document) else None
+        except (ValueError, RecursionError):
             return None
 
     def save(self, key: str, inputs: Mapping[str, Any], result: Mapping[str, Any]) -> None:
@@ -111,7 +124,16 @@ class Store:
     def wipe(self) -> None:
         """Forget every result (`--fresh`)."""
         for path in self.results.glob("*.json"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(IsADirectoryError, PermissionError):  # its experiment will say so
+                path.unlink(missing_ok=True)
+
+    def check(self, names: Iterable[str]) -> None:
+        """InputError unless the files of these names, and the store's own, can be written under the directory."""
+        check_directory(self.root)
+        check_directory(self.results)
+        if self.root.is_dir():
+            for name in (*names, JOURNAL, ".lock", ".workers"):
+                check_output(self.root / name)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

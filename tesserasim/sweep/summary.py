@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tesserasim.errors import InputError
 from tesserasim.metrics.uncertainty import p_win
 from tesserasim.policies import policies
 from tesserasim.sweep.spec import Experiment
-from tesserasim.sweep.store import write_whole
+from tesserasim.writing import write_whole
 
 Row = dict[str, Any]
 #: Columns that come first in the summary files; everything else follows by name.
@@ -89,13 +90,20 @@ def flat(row: Mapping[str, Any]) -> Row:
 
 def write_summary(rows: Sequence[Row], directory: Path) -> list[Path]:
     """summary.csv and summary.parquet: a line per row, columns in a fixed order."""
+    return [path for write in summary_writers(rows, directory) for path in write()]
+
+
+def summary_writers(rows: Sequence[Row], directory: Path) -> list[Callable[[], list[Path]]]:
+    """A call for each file of `write_summary`: one that fails leaves the other."""
     table = [flat(row) for row in rows]
     names = {key for row in table for key in row}
     columns = [c for c in FIRST if c in names] + sorted(names - set(FIRST))
-    paths = [directory / "summary.csv", directory / "summary.parquet"]
-    write_whole(paths[0], _csv(table, columns))
-    write_whole(paths[1], _parquet(table, columns))
-    return paths
+
+    def write(name: str, content: Callable[[Sequence[Row], Sequence[str]], bytes]) -> list[Path]:
+        write_whole(directory / name, content(table, columns))
+        return [directory / name]
+
+    return [partial(write, "summary.csv", _csv), partial(write, "summary.parquet", _parquet)]
 
 
 def read_summary(directory: Path) -> list[Row]:
