@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -159,3 +160,70 @@ def test_the_hash_is_the_same_in_another_process() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == cluster_hash(parse_cluster("2xH100-SXM+L40S@25Gbps"))
+
+
+class TestTextThatOnlyLooksLikeACluster:
+    """Mutations tried: `_plain` returns at once; blanks inside a number dropped; ids echoed whole -> each fails."""
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "L40S\0+L4", "L40S+L4\0", "L40S+L4@25\0Gbps", "\u0663xL40S", "L40S+L4@\u0662\u0665Gbps", "1_0xL40S",
+            "L40S+L4@1_0Gbps", "L40S+L4@2 5Gbps", "L\uff140S", "L40S\x1b[31m", "\ud800",
+            "L40S+L4@rdma\u0661\u0660\u0660",
+            "a\0b.toml", "L40S:" + "y" * 5000, "L40S:tp" + "8" * 5000, "A100" + "-" * 5000 + "+L40S", "-" * 5000,
+            "x" * 5000 + ".toml",
+        ],
+    )  # fmt: skip
+    def test_it_is_refused_in_one_short_line(self, text: str) -> None:
+        with pytest.raises(InputError) as e:
+            parse_cluster(text)
+        assert str(e.value).isprintable() and len(str(e.value)) < 500
+
+    @pytest.mark.parametrize("prices", ["9" * 5000, "a\0b", "\n", "/dev/zero", "/tmp"])
+    def test_prices_too(self, prices: str) -> None:
+        with pytest.raises(InputError) as e:
+            parse_cluster("L40S", prices)
+        assert str(e.value).isprintable() and len(str(e.value)) < 500
+
+    @pytest.mark.parametrize("price", ["1_0", "\u0661", "nan", "inf", "1e999", "", "True"])
+    def test_a_price_table_holds_plain_numbers(self, tmp_path: Path, price: str) -> None:
+        (tmp_path / "p.csv").write_text(f"gpu,usd_per_hour\nL40S,{price}\n")
+        with pytest.raises(InputError, match="is not a price"):
+            parse_cluster("L40S", str(tmp_path / "p.csv"))
+
+    def test_what_is_meant_stays(self) -> None:
+        assert parse_cluster(" 2 x L40S + L4 @ 25 Gbps ") == parse_cluster("2xL40S+L4@25Gbps")
+
+
+class TestClusterFiles:
+    """Mutations tried: `_number` without OverflowError; `float(value)` of texts; tomllib directly -> each fails."""
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ("L40S = 0.85", "L40S = " + "9" * 5000), ("L40S = 0.85", "L40S = " + "9" * 400),
+            ("L40S = 0.85", 'L40S = "1"'),
+            ("L40S = 0.85", "L40S = true"), ("gbps = 90.0", "gbps = " + "9" * 400), ("gbps = 90.0", 'gbps = "1_0"'),
+            ("gbps = 90.0", 'gbps = "\u0663"'), ("latency_us = 20", "latency_us = " + "9" * 400),
+            ("latency_us = 20", 'latency_us = "20"'), ('name = "lab"', 'name = "a\\nb"'), ('name = "lab"', 'name = ""'),
+            ('name = "lab"', f'name = "{"x" * 5000}"'), ('name = "lab"', "x" * 5000 + " = 1"),
+            ('"L40S#0" = 25.0', f'"{"x" * 5000}" = 25.0'), ('kind = "pcie4"', f'kind = "{"x" * 5000}"'),
+            ('name = "lab"', "name = " + "[" * 50_000), ('"2xL40S"]', '"2xL40S\\u0000"]'), ("= 25.0", "= " + "9" * 400),
+        ],
+    )  # fmt: skip
+    def test_faults_are_one_short_line(self, tmp_path: Path, old: str, new: str) -> None:
+        assert old in TOML
+        file = tmp_path / "lab.toml"
+        file.write_text(TOML.replace(old, new, 1))
+        with pytest.raises(InputError) as e:
+            parse_cluster(str(file))
+        assert str(e.value).isprintable() and len(str(e.value)) < 500
+
+    def test_only_regular_files(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe.toml")
+        (tmp_path / "zero.toml").symlink_to("/dev/zero")
+        (tmp_path / "dir.toml").mkdir()
+        for name in ("pipe", "zero", "dir", "none"):
+            with pytest.raises(InputError, match=f"{name}.toml: (a|no such) "):
+                parse_cluster(str(tmp_path / f"{name}.toml"))

@@ -19,7 +19,7 @@ from typing import Any
 
 from tesserasim.cluster.model import GpuSpec, LinkKind, Price
 from tesserasim.errors import InputError
-from tesserasim.files import read_text, read_toml, shown
+from tesserasim.files import check_regular, read_text, read_toml, shown
 
 PRICE_CHOICES = ("median", "min", "max", "paper")
 MAX_USD_PER_HOUR = 10_000.0  # an hourly price of one GPU beyond this is a typing error
@@ -165,8 +165,10 @@ def _offer_price(row: dict[str, str], which: str) -> Price:
 
 def _price_file(which: str) -> dict[str, Price]:
     path = Path(which)
-    if not path.is_file():
-        raise InputError(f"prices {shown(which)}: neither {', '.join(PRICE_CHOICES)} nor a file")
+    try:
+        check_regular(path, "price table")
+    except InputError:
+        raise InputError(f"prices {shown(which)}: neither {', '.join(PRICE_CHOICES)} nor a file") from None
     try:
         pairs = _toml_prices(path) if path.suffix == ".toml" else _csv_prices(read_text(path, "price table"))
     except csv.Error as e:

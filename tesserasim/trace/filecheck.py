@@ -73,7 +73,9 @@ def check_columns(table: pa.Table, schema: pa.Schema, where: str, imported: bool
 
 
 def check_simulated(trace: Trace, where: str) -> None:
-    """InputError if an imported trace holds times that no unit of a request can have."""
+    """InputError for a trace without kernels, and for times of a profile that no unit of a request can have."""
+    if not trace.kernels:
+        raise InputError(f"{where}: a trace without kernels; nothing of it can be simulated")
     for k in trace.kernels if trace.meta.origin == "imported" else ():
         if k.duration_ns > HOUR_NS or abs(k.gap_ns) > HOUR_NS:
             name, value = ("gap_ns", k.gap_ns) if k.duration_ns <= HOUR_NS else ("duration_ns", k.duration_ns)

@@ -179,8 +179,14 @@ def load_mix(path: str | os.PathLike[str]) -> Mix:
     lengths = {key: table.integer(key, None, least, most) for key, most in MAX_LENGTHS.items()}
     incomplete = table.texts("incomplete", ())
     table.finish()
+    traces = _collect(file, where, patterns)
+    launched = ["prefill", "decode"] if kind == "llm" else [unit for unit, _ in stages]
+    for unit in traces:
+        if unit not in launched:
+            known = ", ".join(launched) or "none: stages is missing"
+            raise InputError(f"{where}: a trace of unit {shown(unit)}, which no request launches; units: {known[:200]}")
     mix = Mix(
-        name, model, kind, _collect(file, where, patterns), lengths["input_tokens"] or 0,
+        name, model, kind, traces, lengths["input_tokens"] or 0,
         lengths["output_tokens"] or 0, lengths["prefill_batch"] or 1, stages, incomplete,
     )  # fmt: skip
     try:

@@ -222,6 +222,10 @@ class Trace:
         for i, b in enumerate(self.buffers):
             if b.id != i or b.role not in ROLES or b.nbytes < 0:
                 raise InputError(f"{where}: buffer {i} ({b.name[:60]!r}) has a wrong id, role or size")
+            if not (-1 <= b.first_use < len(self.kernels) and -1 <= b.last_use < len(self.kernels)):
+                raise InputError(f"{where}: buffer {i} ({b.name[:60]!r}) is used by a kernel that does not exist")
+            if b.bytes_per_token + b.bytes_per_sequence > b.nbytes:
+                raise InputError(f"{where}: buffer {i} ({b.name[:60]!r}) is smaller than its state of one token")
         for i, k in enumerate(self.kernels):
             if k.id != i:
                 raise InputError(f"{where}: kernel {i} carries id {k.id}; rows must be in launch order")
