@@ -1,8 +1,8 @@
 """The command line: a thin shell over `tesserasim.api`.
 
 Results go to standard output (as JSON with `--json`), progress and complaints to standard error. Exit codes:
-0 done, 1 some experiments failed and the rest is saved, 2 bad input, 3 a bug, 130 interrupted. Nothing heavy
-is imported here, so that `--help` answers at once.
+0 done, 1 some experiments failed and the rest is saved, 2 bad input, 3 a bug, 130 interrupted, 143 stopped.
+Nothing heavy is imported here, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 from tesserasim import __version__
 from tesserasim.errors import InputError, TesserasimError
+from tesserasim.terminal import OutputError, Stopped, drop_output, prepared, put, takes_any_character
 
-DONE, SOME_FAILED, BAD_INPUT, BUG, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+DONE, SOME_FAILED, BAD_INPUT, BUG, INTERRUPTED, PIPE_CLOSED, STOPPED = 0, 1, 2, 3, 130, 141, 143
 DEBUG = "TESSERASIM_DEBUG"
 
 
@@ -35,28 +36,44 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code as in the module's docstring."""
+    with prepared():
+        try:
+            return _run(arguments)
+        except TesserasimError as error:
+            if isinstance(error, OutputError):
+                drop_output()
+            _complain(str(error))
+            return BAD_INPUT
+        except KeyboardInterrupt:
+            _complain("interrupted; what is finished is saved")
+            return INTERRUPTED
+        except Stopped:
+            _complain("stopped; what is finished is saved")
+            return STOPPED
+        except BrokenPipeError:
+            drop_output()
+            return PIPE_CLOSED
+        except OSError as error:
+            _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
+            return BAD_INPUT
+        except Exception as error:
+            _complain(f"internal error: {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback)")
+            return BUG
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """The command, and its output out of the house; also where it ends early, as `--help` does."""
+    ended: SystemExit | None = None
+    code = DONE
     try:
         options = parser().parse_args(arguments)
-        code: int = options.run(options)
-        sys.stdout.flush()
-        return code
-    except TesserasimError as error:
-        _complain(" ".join(str(error).split()))
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        _complain("interrupted; what is finished is saved")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes standard output at exit; with nobody reading, let it flush into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
-    except OSError as error:
-        _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
-        return BAD_INPUT
-    except Exception as error:
-        _complain(f"internal error: {type(error).__name__}: {' '.join(str(error).split())} "
-                  f"(set {DEBUG}=1 for the traceback)")  # fmt: skip
-        return BUG
+        code = options.run(options)
+    except SystemExit as end:
+        ended = end
+    put(end="")
+    if ended is not None:
+        raise ended
+    return code
 
 
 def _complain(text: str) -> None:
@@ -78,13 +95,8 @@ def _print(document: Any, as_json: bool, text: str) -> None:
     if as_json:
         from tesserasim.sweep.store import finite
 
-        text = json.dumps(finite(document), indent=1, ensure_ascii=not _unicode(), allow_nan=False)
-    print(text, flush=True)
-
-
-def _unicode() -> bool:
-    """Standard output takes any character as it is."""
-    return (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
+        text = json.dumps(finite(document), indent=1, ensure_ascii=not takes_any_character(), allow_nan=False)
+    put(text)
 
 
 def _sweep(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import resources
@@ -11,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from sweep_cases import write_tiny_sweep
 
 from tesserasim.cli import main
 from tesserasim.errors import InputError
@@ -164,6 +166,53 @@ def test_a_closed_pipe_is_quiet() -> None:
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert ended.stderr == ""
     assert ended.returncode in (0, 141)  # 0: everything fitted into the pipe before it closed
+
+
+def shell(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    line = command.replace("tesserasim", f"{sys.executable} -m tesserasim")
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, env=environment, timeout=120
+    )  # fmt: skip
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_a_terminal_without_unicode(tmp_path: Path) -> None:
+    """Mutation: `reconfigure` left out of `prepared`: the table's "·" is an internal error.
+
+    Mutation: `ensure_ascii=False` in `_print`: the name in the JSON is another one.
+    """
+    write_tiny_sweep(tmp_path)
+    case = f"tesserasim simulate --mix {tmp_path}/tiny.toml --cluster L40S --policy single --batch 1 --depth 1"
+    ended = shell(case, **ASCII)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "tiny on L40S" in ended.stdout
+    (tmp_path / "tiny.toml").write_text((tmp_path / "tiny.toml").read_text().replace('"tiny"', '"tïny"'))
+    ended = shell(f"{case} --json", **ASCII)
+    assert json.loads(ended.stdout)["mix"] == "tïny"
+
+
+@pytest.mark.parametrize("command", ["policies", "policies --json", "--help", "gpus --jsn"])
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", "<&- >&-", "2>/dev/full"])
+def test_closed_streams_are_quiet(command: str, streams: str) -> None:
+    """Mutation: `_open_streams` is not called: AttributeError of None.
+
+    Mutation: `_say` lets OSError through: a traceback where standard error is full.
+    """
+    ended = shell(f"tesserasim {command} {streams}")
+    assert ended.returncode == (2 if "jsn" in command else 0)
+    assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
+    assert ended.stderr.count("\n") <= 1
+
+
+@pytest.mark.parametrize("command", ["policies", "gpus --json", "--help"])
+def test_full_standard_output_is_said(command: str) -> None:
+    """Mutation: `drop_output` left out for OutputError: Python complains once more at exit, with code 120."""
+    ended = shell(f"tesserasim {command} >/dev/full", PYTHONUNBUFFERED="")
+    assert ended.returncode == 2
+    assert ended.stderr == "tesserasim: standard output: cannot be written (No space left on device)\n"
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -82,7 +82,7 @@ def test_a_bad_name_is_refused(
     command: str, name: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Mutation: `_mode` calls a missing directory a directory: the results come first."""
+    """Mutation: nothing is asked about the directory: the results come first."""
     monkeypatch.chdir(tmp_path)
     assert main([*commands(files, tmp_path)[command][:-1], name]) == 2
     streams = capsys.readouterr()
