@@ -163,7 +163,7 @@ def test_the_hash_is_the_same_in_another_process() -> None:
 
 
 class TestTextThatOnlyLooksLikeACluster:
-    """Mutations tried: `_plain` returns at once; blanks inside a number dropped; ids echoed whole -> each fails."""
+    """Mutations tried: `_plain` does nothing; blanks inside numbers dropped; the option echoed whole -> each fails."""
 
     @pytest.mark.parametrize(
         "text",

@@ -112,10 +112,15 @@ class TestPatterns:
             load_mix(files / "tiny.toml")
         assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
+    @pytest.mark.parametrize("pattern", ["/tmp/*.parquet", "**/*.parquet"])
+    def test_a_pattern_stays_beside_the_mix(self, files: Path, pattern: str) -> None:
+        changed(files / "tiny.toml", "traces", f'["{pattern}"]')
+        refused(files / "tiny.toml", "a pattern is relative to the mix file, without '**'")
+
     def test_too_many_files(self, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mixes, "MAX_FILES", 3)
         changed(files / "tiny.toml", "traces", '["tiny-decode-*.parquet"]')
-        refused(files / "tiny.toml", "more than 3 files")
+        refused(files / "tiny.toml", "matches more than 3 files")
 
 
 def rewritten(path: Path, change: Callable[[Trace], Trace]) -> None:

@@ -47,7 +47,7 @@ def refused(path: Path, table: pa.Table, document: Any, *words: str) -> None:
 
 
 class TestColumns:
-    """Mutations tried: skip `_check_type`; skip the loop over missing columns; skip `_check_range` -> each fails."""
+    """Mutations tried: skip `_check_type`; no count of the names -> each fails."""
 
     @pytest.mark.parametrize("name", SCHEMA.names)
     def test_every_column_is_needed(self, good: Any, tmp_path: Path, name: str) -> None:
@@ -90,7 +90,7 @@ ACCESSES: list[tuple[str, Any]] = [
 
 
 class TestRows:
-    """Mutations tried: no null check of columns; no null check of access fields; `less(column, low)` alone -> fails."""
+    """Mutations tried: no null check of columns, of access fields; no range; a lower limit alone -> each fails."""
 
     @pytest.mark.parametrize(("name", "value"), ROWS)
     def test_a_row(self, good: Any, tmp_path: Path, name: str, value: object) -> None:
@@ -129,7 +129,7 @@ UNIT: list[tuple[str, Any]] = [
 
 
 class TestMetadata:
-    """Mutations tried: `_check_unit` not called; `isfinite` dropped; the test of tp_size dropped -> each fails."""
+    """Mutations tried: `_check_unit` not called; no upper limit of launch figures; no test of tp_size -> each fails."""
 
     @pytest.mark.parametrize(("name", "value"), META)
     def test_a_field(self, good: Any, tmp_path: Path, name: str, value: object) -> None:
