@@ -20,6 +20,7 @@ from tesserasim.errors import InputError
 from tesserasim.trace.filecheck import check_columns
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import METADATA_KEY, SCHEMA, read_trace, write_trace
+from tesserasim.trace.sniff import sniff
 from tesserasim.trace.synthetic import decoder_unit
 
 pytestmark = pytest.mark.quick
@@ -200,6 +201,12 @@ class TestFiles:
         with pytest.raises(InputError) as caught:
             read_trace(paths.get(kind, tmp_path / kind))
         assert str(caught.value).isprintable() and len(str(caught.value)) < 500
+
+    def test_a_profile_is_no_pipe(self, tmp_path: Path) -> None:
+        """Mutation tried: `pieces` without `check_regular` -> hangs."""
+        os.mkfifo(tmp_path / "pipe.json")
+        with pytest.raises(InputError, match="a pipe, not a profile"):
+            sniff(tmp_path / "pipe.json")
 
     def test_what_is_written_can_be_read(self, good: Any, tmp_path: Path) -> None:
         """Mutation tried: `write_trace` without `check_document` -> fails."""

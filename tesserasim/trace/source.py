@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from tesserasim.errors import InputError
+from tesserasim.files import check_regular
 
 GZIP_MAGIC = b"\x1f\x8b"
 #: Bytes read from the file at once. Small, because deflate can grow a piece a thousandfold.
@@ -25,6 +26,8 @@ def pieces(path: str | os.PathLike[str]) -> Iterator[bytes]:
     Raises InputError if the file cannot be opened or its gzip layer is broken.
     """
     where = os.fspath(path)
+    if os.path.exists(where) and not os.path.isdir(where):
+        check_regular(where, "profile")  # a pipe would wait, and a profile is read more than once
     try:
         with open(where, "rb") as file:
             first = file.read(PIECE)
