@@ -7,12 +7,12 @@ file, a cluster in its short form ("A100-80GB-PCIe+L40S@25Gbps") or as the path 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tesserasim import arguments
 from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import Cluster
 from tesserasim.cluster.parse import parse_cluster
@@ -20,7 +20,7 @@ from tesserasim.errors import InputError
 from tesserasim.metrics.verdict import verdict
 from tesserasim.plans import Plan, read_plan
 from tesserasim.policies import policies as registered_policies
-from tesserasim.sweep.bench import OK, Options, check_gpus, run_case, run_plan, run_policy, write_run
+from tesserasim.sweep.bench import OK, check_gpus, run_case, run_plan, run_policy, write_run
 from tesserasim.sweep.locate import default_spec, find_mix
 from tesserasim.sweep.run import SweepResult, run_sweep
 from tesserasim.sweep.spec import load_spec
@@ -40,22 +40,25 @@ ClusterLike = Cluster | str
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace (Parquet). Raises InputError if it is none."""
-    return read_trace(path)
+    return read_trace(arguments.path("path", path))
 
 
 def load_mix(name: str | os.PathLike[str]) -> Mix:
     """Read a mix by the path of its TOML file, or by name if it is a shipped one."""
-    return _load_mix_file(find_mix(os.fspath(name)))
+    return _load_mix_file(find_mix(os.fspath(arguments.path("mix", name))))
 
 
 def _mix(mix: MixLike, input_tokens: int | None, output_tokens: int | None) -> Mix:
     loaded = mix if isinstance(mix, Mix) else load_mix(mix)
     check_gpus(loaded)
-    return with_lengths(loaded, input_tokens, output_tokens)
+    lengths = arguments.tokens("input_tokens", input_tokens), arguments.tokens("output_tokens", output_tokens)
+    return with_lengths(loaded, *lengths)
 
 
 def _cluster(cluster: ClusterLike, prices: str) -> Cluster:
-    return cluster if isinstance(cluster, Cluster) else parse_cluster(cluster, prices=prices)
+    if isinstance(cluster, Cluster):
+        return cluster
+    return parse_cluster(arguments.text("cluster", cluster), prices=arguments.text("prices", prices))
 
 
 def compare(
@@ -71,8 +74,9 @@ def compare(
     import pandas as pd
 
     loaded = _mix(mix, input_tokens, output_tokens)
-    chosen = _options(options, options.pop("batch", None), options.pop("depth", None))
-    rows = [e.row for e in run_case(loaded, _cluster(cluster, prices), policies, chosen)]
+    chosen = arguments.options_of(options, options.pop("batch", None), options.pop("depth", None))
+    chosen_policies = arguments.names("policies", policies)
+    rows = [e.row for e in run_case(loaded, _cluster(cluster, prices), chosen_policies, chosen)]
     line = verdict([row for row in rows if row["status"] == OK])
     rows.sort(key=lambda r: (-(r.get("throughput_per_s") or 0.0), str(r["policy"])))
     frame = pd.DataFrame([flat(row) for row in rows])
@@ -110,14 +114,14 @@ def simulation(
     if (policy is None) == (plan is None):
         raise InputError("simulate: give a policy or a plan, one of the two")
     if timeline is not None:
-        check_output(timeline, *([] if plan is None or isinstance(plan, Plan) else [plan]))
+        check_output(arguments.path("timeline", timeline), *([] if plan is None or isinstance(plan, Plan) else [plan]))
     loaded, machines = _mix(mix, input_tokens, output_tokens), _cluster(cluster, prices)
-    chosen = _options(options, batch, depth, check=check)
+    chosen = arguments.options_of(options, batch, depth, check=check)
     if plan is not None:
-        given = plan if isinstance(plan, Plan) else read_plan(plan)
+        given = plan if isinstance(plan, Plan) else read_plan(arguments.path("plan", plan))
         found = run_plan(loaded, machines, given, chosen)
     else:
-        found = run_policy(loaded, machines, str(policy), chosen)
+        found = run_policy(loaded, machines, arguments.text("policy", policy), chosen)
 
     def write() -> None:
         if timeline is not None and found.plan is not None:
@@ -136,7 +140,8 @@ def plan(
     Raises InputError if the policy does not apply, with its reason.
     """
     loaded, machines = _mix(mix, input_tokens, output_tokens), _cluster(cluster, prices)
-    found = run_case(loaded, machines, None if policy is None else [policy], _options(options, batch, depth))
+    names = None if policy is None else [arguments.text("policy", policy)]
+    found = run_case(loaded, machines, names, arguments.options_of(options, batch, depth))
     plans = [e for e in found if e.plan is not None]
     if not plans:
         raise InputError("; ".join(f"{e.row['policy']} does not apply: {e.row['reason']}" for e in found))
@@ -159,37 +164,6 @@ def plan_document(made: Plan, mix: Mix) -> dict[str, Any]:
     return document
 
 
-#: The largest number an option may be: far beyond any machine, small enough for exact arithmetic.
-MOST = 1_000_000
-
-
-def _options(options: Mapping[str, Any], batch: Any, depth: Any, **more: Any) -> Options:
-    """Checked options. Raises InputError for an unknown name and for numbers that are none."""
-    known = [f.name for f in dataclasses.fields(Options)]
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise InputError(f"unknown option {name!r}; " + (f"did you mean {near[0]}?" if near else ", ".join(known)))
-    fixed = {n: _numbers(n, v) for n, v in (("batch", batch), ("depth", depth)) if v is not None}
-    for name in ("max_seqs", "in_flight"):
-        if options.get(name) is not None:
-            _numbers(name, options[name])
-    seed = options.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise InputError(f"seed: {seed!r} is not a whole number")
-    return Options(**{**options, **fixed, **more})
-
-
-def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    for v in values:
-        if isinstance(v, bool) or not isinstance(v, int) or not 1 <= v <= MOST:
-            raise InputError(f"{name}: {str(v)[:40]!r} is not a whole number from 1 to {MOST}")
-    if not values:
-        raise InputError(f"{name}: an empty list leaves nothing to choose from")
-    return values
-
-
 def sweep(
     spec: str | os.PathLike[str] | None = None, out: str | os.PathLike[str] | None = None, *,
     jobs: int | None = None, executor: str = "local", fresh: bool = False, quick: bool = False,
@@ -199,8 +173,12 @@ def sweep(
 
     Results that are already there are kept. Raises InputError before anything runs if the spec is wrong.
     """
-    loaded = load_spec(Path(spec) if spec is not None else default_spec(), quick=quick)
-    target = Path(out) if out is not None else Path("results") / loaded.name
+    for name, value in (("fresh", fresh), ("quick", quick), ("progress", progress)):
+        arguments.flag(name, value)
+    jobs = None if jobs is None else arguments.whole("jobs", jobs, 1, 2**31)
+    arguments.text("executor", executor)
+    loaded = load_spec(Path(arguments.path("spec", spec)) if spec is not None else default_spec(), quick=quick)
+    target = Path(arguments.path("out", out)) if out is not None else Path("results") / loaded.name
     return run_sweep(loaded, target, jobs=jobs, executor_name=executor, fresh=fresh, progress=progress)
 
 
@@ -230,7 +208,14 @@ def import_profile(
 
     if kernels is not None and iteration is not None:
         raise InputError("import: give a range or an iteration, one of the two")
-    check_output(out, path)
+    check_output(arguments.path("out", out), arguments.path("path", path))
+    for name, value in (("unit", unit), ("gpu", gpu)):
+        if value is not None:
+            arguments.text(name, value)
+    if kernels is not None:
+        kernels = arguments.interval("kernels", kernels)
+    if iteration is not None:
+        iteration = arguments.whole("iteration", iteration, 0, arguments.MAX_SEED)
     trace = read_profile(path, clip=clip)
     repeats = trace.meta.extra.get("iterations")
     if kernels is not None:

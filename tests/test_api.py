@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from sweep_cases import write_tiny_sweep
@@ -167,3 +168,65 @@ def test_what_lies_beyond_the_captured_range_is_said(
     allowed = printed(capsys, *case, *far, "--allow-extrapolation")
     assert allowed["status"] == "ok"
     assert allowed["extrapolated"]
+
+
+BAD_ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"mix {v!r}": ("compare", {"mix": v}) for v in (5, None, b"x", ["tiny"])},
+    **{f"cluster {v!r}": ("compare", {"cluster": v}) for v in (5, None, "", ["L40S"])},
+    **{f"policies {v!r}": ("compare", {"policies": v}) for v in ([5], "single", [], 5, [None], [""])},
+    **{f"prices {v!r}": ("compare", {"prices": v}) for v in (5, None)},
+    **{f"{k} {v!r:.20}": ("compare", {k: v})
+       for k in ("input_tokens", "output_tokens", "in_flight", "max_seqs", "batch", "depth")
+       for v in (1.5, "8", True, 0, -1, 10**400, float("nan"))},
+    **{f"{k} {v!r}": ("compare", {k: v}) for k in ("in_flight", "max_seqs") for v in ((8,), [8, 9])},
+    **{f"seed {v!r:.20}": ("compare", {"seed": v}) for v in ("x", 1.5, None, True, -1, 2**63)},
+    **{f"engine {v!r}": ("compare", {"engine": v}) for v in ("slow", 5, None)},
+    "allow_extrapolation": ("compare", {"allow_extrapolation": "no"}),
+    "check": ("simulate", {"policy": "single", "check": 1}),
+    "policy": ("simulate", {"policy": 5}),
+    "plan": ("simulate", {"plan": 5}),
+    "timeline": ("simulate", {"policy": "single", "timeline": 5}),
+    "policy of a plan": ("plan", {"policy": 5}),
+    "spec": ("sweep", {"spec": 5}),
+    "out": ("sweep", {"out": 5}),
+    "jobs": ("sweep", {"jobs": 0}),
+    "executor": ("sweep", {"executor": None}),
+    "quick": ("sweep", {"quick": "yes"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_an_argument_of_a_wrong_type_is_named(case: str, files: Path) -> None:
+    """Mutation: `whole` takes int(value): 1.5 tokens are one. Mutation: `names` takes a text apart."""
+    function, wrong = BAD_ARGUMENTS[case]
+    right: dict[str, Any] = {"mix": files / "tiny.toml", "cluster": PAIR}
+    if function == "sweep":
+        right = {"spec": files / "tiny-sweep.toml"}
+    with pytest.raises(InputError) as error:
+        getattr(api, function)(**{**right, **wrong})
+    assert str(error.value).startswith(list(wrong)[-1])
+    assert len(str(error.value)) < 120
+
+
+def test_numbers_of_numpy_are_numbers(files: Path) -> None:
+    """Mutation: `whole` asks for int: numpy's are refused."""
+    own = api.simulate(files / "tiny.toml", PAIR, "single", batch=4, depth=2, output_tokens=3)
+    numbers: dict[str, Any] = {"batch": np.int64(4), "depth": np.int32(2), "output_tokens": np.int64(3)}
+    other = api.simulate(files / "tiny.toml", PAIR, "single", **numbers)
+    assert own == other
+
+
+def test_traces_without_accesses_say_so(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation: `without_accesses` looks at the first unit only, or is left out of the row."""
+    from test_cli import PROFILE
+
+    for mix, said in ((files / "tiny.toml", False), (tmp_path / "m.toml", True)):
+        if said:
+            (tmp_path / "p.json").write_text(json.dumps(PROFILE))
+            assert main(["import", str(tmp_path / "p.json"), "--out", str(tmp_path / "t.parquet")]) == 0
+            assert main(["mix", "new", str(tmp_path / "t.parquet"), "--out", str(mix)]) == 0
+        row = api.simulate(mix, PAIR, "single", batch=1)
+        assert any("nothing can be split" in note for note in row["notes"]) == said
+        capsys.readouterr()
+        assert main(["simulate", "--mix", str(mix), "--cluster", PAIR, "--policy", "single", "--batch", "1"]) == 0
+        assert ("memory is not counted" in capsys.readouterr().out) == said

@@ -22,7 +22,7 @@ from tesserasim.sweep.toml import read_toml
 
 #: Parts of the package that cannot change a result, only how it is asked for or shown.
 _SHOW_ONLY = ("report", "schemas")
-_SHOW_ONLY_FILES = ("cli.py", "api.py", "__main__.py")
+_SHOW_ONLY_FILES = ("cli.py", "api.py", "arguments.py", "terminal.py", "__main__.py")
 
 
 @cache
