@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,12 @@ def test_traces_without_accesses_say_so(files: Path, tmp_path: Path, capsys: pyt
         capsys.readouterr()
         assert main(["simulate", "--mix", str(mix), "--cluster", PAIR, "--policy", "single", "--batch", "1"]) == 0
         assert ("memory is not counted" in capsys.readouterr().out) == said
+
+
+def test_kernel_placement_on_many_gpus_is_a_heuristic_and_says_so(files: Path) -> None:
+    """Mutation: ALL_PAIRS = 80: the pairs of 64 GPUs take minutes. Mutation: the status is "feasible"."""
+    started = time.monotonic()
+    row = api.simulate(files / "tiny.toml", "64xL40S@25Gbps", "kernel", batch=1, depth=1)
+    assert time.monotonic() - started < 30
+    assert row["plan_status"] == "heuristic"
+    assert any("nothing was solved" in note for note in row["notes"])

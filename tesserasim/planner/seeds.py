@@ -15,6 +15,8 @@ import numpy as np
 from tesserasim.metrics.predict import ClosedForm, IntArray
 from tesserasim.workload import Workload
 
+#: With more devices than this, pairs of them and whole units over them are too many to try.
+ALL_PAIRS = 8
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h|block|transformer_blocks)\.(\d+)(?:\.|$|/)")
 
 
@@ -81,9 +83,22 @@ def contiguous(form: ClosedForm, order: tuple[int, ...]) -> list[IntArray]:
     return [np.array(order, dtype=np.int64)[piece]]
 
 
+def _few(form: ClosedForm) -> list[tuple[str, IntArray]]:
+    """For many devices: one of each GPU type alone, and the layers over all, fastest type first."""
+    w, n = form.workload, form.n_devices
+    total = np.asarray(w.time_ns).sum(axis=0)
+    order = tuple(sorted(range(n), key=lambda d: (float(total[d]), d)))
+    first = {w.devices[d].split("#")[0]: d for d in reversed(range(n))}
+    found = [(f"single on {w.devices[d]}", np.full(form.n_sites, d, dtype=np.int64)) for d in sorted(first.values())]
+    found += [("layers over all", x) for x in contiguous(form, order)]
+    return [(name, x) for name, x in found if respects_groups(w, x)]
+
+
 def seeds(form: ClosedForm) -> list[tuple[str, IntArray]]:
     """(name, placement) of every seed, in a fixed order."""
     w, n = form.workload, form.n_devices
+    if n > ALL_PAIRS:
+        return _few(form)
     found: list[tuple[str, IntArray]] = [
         (f"single on {w.devices[d]}", np.full(form.n_sites, d, dtype=np.int64)) for d in range(n)
     ]

@@ -21,6 +21,9 @@ from tesserasim.policies.base import KEEP, Context, NotApplicable, Policy, Run, 
 WORTH = GAP
 #: Integer programs solved per case at most; the rest keep their best seed, and the plan says so.
 SOLVES = 4
+#: GPUs up to which the integer program is solved; its size grows with sites x GPUs. Beyond, the best seed is the
+#: plan, and its status says "heuristic".
+SOLVABLE = 8
 
 
 @register
@@ -35,7 +38,10 @@ class KernelPlacement(Policy):
         starts, blocked = self._starts(ctx)
         if not starts:
             return ctx.plans(self, blocked)
-        found = self._search(starts)
+        solvable = ctx.n_gpus <= SOLVABLE
+        found = self._search(starts) if solvable else [(s, s.seed) for s in starts if s.seed]
+        if not found:
+            return NotApplicable(f"no simple placement fits, and with more than {SOLVABLE} GPUs none is searched for")
         ceiling = max(s.ceiling_per_s for s in starts)
         limits = [b for b in blocked if b.per_s > ceiling]
         scored = [self._scored(ctx, s, p) for s, p in found]
@@ -89,9 +95,13 @@ class KernelPlacement(Policy):
         batch = begun.form.batch
         bound_ns = min(begun.bound_ns, p.prediction.period_ns)
         gap = 1.0 - bound_ns / p.prediction.period_ns
+        status, notes = "optimal" if gap <= PROVEN else "feasible", [f"planner: {p.origin}"]
+        if ctx.n_gpus > SOLVABLE:
+            status = "heuristic"
+            notes.append(f"planner: more than {SOLVABLE} GPUs: simple placements only, nothing was solved")
         return ctx.score(
-            [Run("kernel", batch, begun.depth, p.x)], status="optimal" if gap <= PROVEN else "feasible",
-            bound_us=bound_ns / batch / 1e3, gap=gap, notes=(f"planner: {p.origin}",),
+            [Run("kernel", batch, begun.depth, p.x)], status=status, bound_us=bound_ns / batch / 1e3, gap=gap,
+            notes=tuple(notes),
         )  # fmt: skip
 
 
