@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tesserasim.errors import InputError
-from tesserasim.writing import read_regular, shown, write_whole
+from tesserasim.files import path_text, read_text
+from tesserasim.writing import write_whole
 
 PLAN_VERSION = 1
 MAX_STAGGER_US = 3.6e9  # an hour
-MAX_FILE_BYTES = 64 * 2**20
 MAX_LANES, MAX_PRIORITY, MAX_COUNT = 256, 1000, 1_000_000
 SHARE_SLACK = 1e-6
 MOST_NUMBER = 1e300
@@ -85,7 +85,7 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan file; InputError names the file and the key that is missing or wrong."""
-    where = shown(os.fspath(path))
+    where = path_text(path)
     data = _document(path, where)
     if not isinstance(data, dict) or type(data.get("version")) is not int or data["version"] != PLAN_VERSION:
         raise InputError(f"{where}: not a plan of version {PLAN_VERSION}; make one with 'plan --out'")
@@ -106,10 +106,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 def _document(path: str | os.PathLike[str], where: str) -> Any:
     """The JSON of a plan file, without what JSON proper does not have: NaN, and one key twice."""
     try:
-        text = read_regular(path, MAX_FILE_BYTES).decode("utf-8")
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such plan file") from None
+        return json.loads(read_text(path, "plan file"), parse_constant=_no_constant, object_pairs_hook=_unique)
     except RecursionError:
         raise InputError(f"{where}: not a plan file (nested too deeply)") from None
     except ValueError as error:

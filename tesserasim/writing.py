@@ -1,4 +1,4 @@
-"""Files that a user names: read only if they are regular, written whole or not at all.
+"""Files that a user names for output: written whole or not at all.
 
 A path that cannot be written is refused by `check_output` before anything is computed. Errors name the path that was
 given, never the hidden file that is written first.
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tesserasim.errors import InputError
+from tesserasim.files import path_text
 
 PathLike = str | os.PathLike[str]
 
@@ -79,27 +80,6 @@ def write_whole(path: PathLike, content: bytes) -> None:
             os.close(directory)
 
 
-def read_regular(path: PathLike, most: int) -> bytes:
-    """The bytes of a regular file of at most `most` bytes. Never waits for a pipe.
-
-    Raises InputError for anything else, FileNotFoundError if there is nothing.
-    """
-    where = os.fspath(path)
-    try:
-        handle = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InputError(f"{where}: not a regular file")
-            content = file.read(most + 1)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{shown(where)}: cannot be read ({reason(error)})") from None
-    if len(content) > most:
-        raise InputError(f"{where}: larger than {most:,} bytes")
-    return content
-
-
 @contextlib.contextmanager
 def naming(path: PathLike) -> Iterator[None]:
     """Turn an error of the file system into an InputError about `path`."""
@@ -108,17 +88,12 @@ def naming(path: PathLike) -> Iterator[None]:
     except InputError:
         raise
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(os.fspath(path))}: cannot be written ({reason(error)})") from None
+        raise InputError(f"{path_text(path)}: cannot be written ({reason(error)})") from None
 
 
 def reason(error: Exception) -> str:
     """Why, without the name of a file."""
     return (isinstance(error, OSError) and error.strerror) or (str(error).splitlines() or ["unknown"])[0]
-
-
-def shown(path: str) -> str:
-    """A path for a message: never longer than a line."""
-    return path if len(path) <= 200 else f"{path[:200]}..."
 
 
 def _mode(path: str) -> int | None:

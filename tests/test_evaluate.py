@@ -18,6 +18,7 @@ from tesserasim.metrics.summary import LaneOutcome, Outcome, summarise
 from tesserasim.metrics.verdict import verdict
 from tesserasim.plans import Lane, Plan
 from tesserasim.policies import Limits
+from tesserasim.trace.mix import Mix
 from tesserasim.trace.synthetic import synthetic_image_mix, synthetic_mix
 
 pytestmark = pytest.mark.quick

@@ -52,7 +52,8 @@ def test_who_wins_is_decided_by_the_draws() -> None:
     rows = [row("kernel", 10.1, p_win=0.2, gain_vs_replicas=-0.05, gain80_vs_replicas=[-0.2, 0.01], median_per_s=9.5),
             row("replicas-lo", 10.0, p_win=0.8)]  # fmt: skip
     assert verdict(rows).startswith(
-        "undecided: replicas-lo before kernel by 5 % [-1, 25], P(win) 0.80; at the predicted times kernel leads by 1.0 %; "
+        "undecided: replicas-lo before kernel by 5 % [-1, 25], P(win) 0.80; "
+        "at the predicted times kernel leads by 1.0 %; "
     )
 
 

@@ -15,7 +15,8 @@ from test_cli import PROFILE
 
 from tesserasim.cli import main
 from tesserasim.errors import InputError
-from tesserasim.writing import check_output, read_regular, write_whole
+from tesserasim.files import read_text
+from tesserasim.writing import check_output, write_whole
 
 PAIR = "A100-80GB-PCIe+L40S@25Gbps"
 
@@ -182,6 +183,6 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
 def test_only_so_much_is_read(tmp_path: Path) -> None:
     """Mutation: the limit is not compared: a file of any size is read into memory."""
     (tmp_path / "file").write_bytes(b"x" * 11)
-    assert read_regular(tmp_path / "file", 11) == b"x" * 11
-    with pytest.raises(InputError, match="larger than 10 bytes"):
-        read_regular(tmp_path / "file", 10)
+    assert read_text(tmp_path / "file", "plan file", 11) == "x" * 11
+    with pytest.raises(InputError, match="larger than"):
+        read_text(tmp_path / "file", "plan file", 10)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tesserasim.errors import InputError
-from tesserasim.writing import check_directory, check_output, read_regular, write_whole
+from tesserasim.files import read_text
+from tesserasim.writing import check_directory, check_output, write_whole
 
 STORE_VERSION = 1
 JOURNAL = "journal.jsonl"
@@ -28,7 +29,6 @@ JOURNAL = "journal.jsonl"
 DRAWS = 200
 _NUMBERS = ("batch", "depth", "throughput_per_s", "bound_per_s", "median_per_s")
 _CONTAINERS = {"latency_ms": dict, "utilisation": dict, "lanes": list, "notes": list, "extrapolated": list}
-_MOST_BYTES = 1 << 30  # of a result; the largest so far has less than a thousandth
 _WORKERS_GONE_S = 60.0  # how long a new sweep waits for the workers of a killed one
 
 
@@ -94,7 +94,7 @@ class Store:
     def load(self, key: str) -> dict[str, Any] | None:
         """The result of `key`; None if there is none or the file is damaged."""
         try:
-            document = json.loads(read_regular(self.path(key), _MOST_BYTES))
+            document = json.loads(read_text(self.path(key), "result"))
         except (InputError, OSError, ValueError, RecursionError):
             return None
         if not isinstance(document, dict) or document.get("store_version") != STORE_VERSION:
