@@ -174,6 +174,11 @@ def _overlapping_graph_rows(group: list[Row]) -> list[list[Row]]:
     return found
 
 
+def _one_line(name: str) -> str:
+    """A name that a site can carry: what does not print (a line break inside a kernel's name) becomes a space."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else " " for c in name)
+
+
 def _kernels(rows: list[Row], first: int) -> tuple[Kernel, ...]:
     workers = _workers(rows)
     calls: dict[tuple[str, object], int] = {}  # (operator, its call) → ordinal
@@ -181,7 +186,7 @@ def _kernels(rows: list[Row], first: int) -> tuple[Kernel, ...]:
     ends: dict[tuple[int, int], int] = {}
     kernels = []
     for i, row in enumerate(rows):
-        op = row.op.name if row.op is not None else _own_op(row)
+        op = _one_line(row.op.name if row.op is not None else _own_op(row))
         call = (op, (row.op.start_ns, row.op.end_ns) if row.op is not None else row.index)
         if call not in calls:
             calls[call] = ordinals[op]
