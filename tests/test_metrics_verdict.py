@@ -63,7 +63,7 @@ def test_budget_warns() -> None:
     Mutation tried: leaving the line out when the winner is a joint plan.
     """
     line = verdict([row("kernel", 10.7, best_single_per_s=12.0)])
-    assert "1.80 x A100 at equal budget give 12 % more, 1 whole ones less" in line
+    assert "1.80 x A100 at equal budget give 12 % more, 1 whole less" in line
 
 
 def test_origins_and_missing_units() -> None:

@@ -100,7 +100,7 @@ def _budget(winner: Row) -> str:
     n, gpu = winner.get("best_single_count"), winner.get("best_single_gpu")
     who = f"{n:.2f} x {gpu}" if n and gpu else "single GPUs"
     whole = winner.get("best_single_int_per_s") or 0.0
-    note = "" if whole > winner["throughput_per_s"] else f", {int(n or 0)} whole ones less"
+    note = "" if whole > winner["throughput_per_s"] else f", {int(n or 0)} whole less"
     return f"{who} at equal budget give {_percent(single / winner['throughput_per_s'])} more{note}"
 
 
