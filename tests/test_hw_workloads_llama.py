@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from hw.workloads.base import UnitSpec  # noqa: E402
-from hw.workloads.llama import Llama, LlamaConfig, attend  # noqa: E402
+from hw.workloads.language import attend  # noqa: E402
+from hw.workloads.llama import Llama, LlamaConfig  # noqa: E402
 
 pytestmark = pytest.mark.quick
 TINY = LlamaConfig(layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64)

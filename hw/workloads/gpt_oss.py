@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from hw.workloads.base import NamedTensor, UnitSpec, Workload, decode_grid, functions, prefill_grid, under
-from hw.workloads.llama import _rope
+from hw.workloads.language import cached_tensors, embed, rope
 from hw.workloads.moe import block_rows, moe_down, moe_route, moe_up
 from hw.workloads.sinks import attention_sinks
 
@@ -82,8 +82,8 @@ def block(
     qkv = F.linear(_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"])
     q, k, v = qkv.split([q_width, kv_width, kv_width], dim=-1)
     c, s = cos[position], sin[position]
-    q = _rope(q.view(b, t, cfg.heads, cfg.head_dim).transpose(1, 2), c, s)
-    k = _rope(k.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2), c, s)
+    q = rope(q.view(b, t, cfg.heads, cfg.head_dim).transpose(1, 2), c, s)
+    k = rope(k.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2), c, s)
     k_cache.index_copy_(2, position, k)
     v_cache.index_copy_(2, position, v.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2))
     # The step is at the end of its context: what the window hides from all its queries is not even named.
@@ -96,10 +96,6 @@ def block(
     up = moe_up(h, w["up"], w.get("up_scale"), w["up_bias"], order, owner, cfg.top_k)
     down = moe_down(up, w["down"], w.get("down_scale"), w["down_bias"], order, owner, gain)
     return x + down.view(b, t, cfg.top_k, d).float().sum(2).to(x.dtype), chosen
-
-
-def embed(token: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    return F.embedding(token, table)
 
 
 def head(x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, token: torch.Tensor, eps: float) -> torch.Tensor:
@@ -211,15 +207,7 @@ class GptOss(Workload):
         }  # fmt: skip
 
     def named_tensors(self) -> Iterable[NamedTensor]:
-        for name, tensor in self.weights.items():
-            yield NamedTensor(name, tensor, "weight")
-        per_token = self.cfg.kv_heads * self.cfg.head_dim * 2
-        for i, (k_cache, v_cache) in enumerate(self.kv):
-            yield NamedTensor(f"layers.{i}.kv.k", k_cache, "state", bytes_per_token=per_token)
-            yield NamedTensor(f"layers.{i}.kv.v", v_cache, "state", bytes_per_token=per_token)
-        for name, tensor in self.inputs.items():
-            state = name == "next_token"
-            yield NamedTensor(name, tensor, "state" if state else "input", bytes_per_sequence=8 if state else 0)
+        return cached_tensors(self.weights, self.kv, self.inputs)
 
     def weights_of(self, module: str) -> str:
         if module == "embed":

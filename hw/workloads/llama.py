@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from hw.workloads.base import NamedTensor, UnitSpec, Workload, allow_recompiles, decode_grid, prefill_grid
+from hw.workloads.language import attend, cached_tensors, embed, head, rms_norm, rope
 
 
 @dataclass(frozen=True)
@@ -30,29 +31,6 @@ class LlamaConfig:
     eps: float = 1e-5
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    y = x.float()
-    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
-    return y.to(x.dtype) * weight
-
-
-def _rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs (i, i + D/2). x [B, H, T, D]; cos, sin [T, D/2] in float32."""
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Grouped-query attention over a whole cache; the last query sees the last key."""
-    new, context = q.shape[2], k.shape[2]
-    if not causal or new == context:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-    if q.is_cuda:  # `is_causal` of the public function counts from the first key, the flash kernel from the last
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
-    mask = torch.ones(new, context, dtype=torch.bool, device=q.device).tril(context - new)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-
-
 def block(
     x: torch.Tensor, position: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
     cos: torch.Tensor, sin: torch.Tensor,
@@ -62,29 +40,19 @@ def block(
     """One decoder layer. x [B, T, hidden], position [T], caches [B, kv_heads, C, head_dim], written in place."""
     b, t, _ = x.shape
     q_width, kv_width = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-    qkv = F.linear(_norm(x, norm1, cfg.eps), wqkv)
+    qkv = F.linear(rms_norm(x, norm1, cfg.eps), wqkv)
     q, k, v = qkv.split([q_width, kv_width, kv_width], dim=-1)
     c, s = cos[position], sin[position]
-    q = _rope(q.view(b, t, cfg.heads, cfg.head_dim).transpose(1, 2), c, s)
-    k = _rope(k.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2), c, s)
+    q = rope(q.view(b, t, cfg.heads, cfg.head_dim).transpose(1, 2), c, s)
+    k = rope(k.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2), c, s)
     v = v.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2)
     k_cache.index_copy_(2, position, k)
     v_cache.index_copy_(2, position, v)
     # The whole cache is valid: a decode step is captured at the end of its context, a prefill fills it.
     y = attend(q, k_cache, v_cache, prefill)
     x = x + F.linear(y.transpose(1, 2).reshape(b, t, q_width), wo)
-    gate, up = F.linear(_norm(x, norm2, cfg.eps), w13).chunk(2, dim=-1)
+    gate, up = F.linear(rms_norm(x, norm2, cfg.eps), w13).chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, w2)
-
-
-def embed(token: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    return F.embedding(token, table)
-
-
-def head(x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, token: torch.Tensor, eps: float) -> None:
-    """Greedy sampling of the last position; the new token lands in `token` [B, 1]."""
-    logits = F.linear(_norm(x[:, -1:], norm, eps), weight)
-    token.copy_(logits.argmax(dim=-1))
 
 
 class Llama(Workload):
@@ -169,15 +137,7 @@ class Llama(Workload):
             self._fn["head"](x, w["norm"], w["lm_head"], self.inputs["next_token"], self.cfg.eps)
 
     def named_tensors(self) -> Iterable[NamedTensor]:
-        for name, tensor in self.weights.items():
-            yield NamedTensor(name, tensor, "weight")
-        per_token = self.cfg.kv_heads * self.cfg.head_dim * 2
-        for i, (k_cache, v_cache) in enumerate(self.kv):
-            yield NamedTensor(f"layers.{i}.kv.k", k_cache, "state", bytes_per_token=per_token)
-            yield NamedTensor(f"layers.{i}.kv.v", v_cache, "state", bytes_per_token=per_token)
-        for name, tensor in self.inputs.items():
-            state = name == "next_token"
-            yield NamedTensor(name, tensor, "state" if state else "input", bytes_per_sequence=8 if state else 0)
+        return cached_tensors(self.weights, self.kv, self.inputs)
 
     def weights_of(self, module: str) -> str:
         leaf = module.rsplit(".", 1)[-1]

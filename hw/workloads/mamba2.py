@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from hw.workloads.base import NamedTensor, UnitSpec, Workload, decode_grid, functions, prefill_grid, under
+from hw.workloads.language import embed, head, rms_norm
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,6 @@ class Mamba2Config:
 
 
 W = dict[str, torch.Tensor]
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    y = x.float()
-    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 def _gated_norm(y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, cfg: Mamba2Config) -> torch.Tensor:
@@ -116,7 +112,7 @@ def scan(
 
 def _split(x: torch.Tensor, w: W, cfg: Mamba2Config) -> tuple[torch.Tensor, ...]:
     """Gate, convolution input and time steps of a layer."""
-    y = F.linear(_norm(x, w["norm"], cfg.eps), w["in_proj"])
+    y = F.linear(rms_norm(x, w["norm"], cfg.eps), w["in_proj"])
     z, mixed, dt = y.split([cfg.inner, cfg.conv_width, cfg.heads], dim=-1)
     return z, mixed, F.softplus(dt.float() + w["dt_bias"].float())
 
@@ -161,17 +157,6 @@ def decode_block(x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, w: W, c
     ssm.copy_(state)
     y = (state * c.float()[:, :, None]).sum(-1).to(x.dtype) + u * w["skip"][:, None]
     return _finish(x, y.flatten(1)[:, None], z, w, cfg)
-
-
-def embed(token: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    return F.embedding(token, table)
-
-
-def head(x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, token: torch.Tensor, eps: float) -> torch.Tensor:
-    """Greedy sampling of the last position into `token` [B, 1]; returns the logits."""
-    logits = F.linear(_norm(x[:, -1:], norm, eps), weight)
-    token.copy_(logits.argmax(dim=-1))
-    return logits
 
 
 class Mamba2(Workload):

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from hw.workloads.base import NamedTensor, UnitSpec, Workload, decode_grid, functions, prefill_grid, under
-from hw.workloads.llama import _norm, _rope, attend
+from hw.workloads.language import attend, cached_tensors, head, rms_norm, rope
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def vision_block(
 ) -> torch.Tensor:
     """One vision layer, x [images, N, hidden]; attention within `groups` of (windows, patches each)."""
     b, n, d = x.shape
-    qkv = F.linear(_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"]).view(b, n, 3, cfg.vision_heads, -1)
+    qkv = F.linear(rms_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"]).view(b, n, 3, cfg.vision_heads, -1)
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [images, heads, N, head_dim]
-    q, k = _rope(q, cos, sin), _rope(k, cos, sin)
+    q, k = rope(q, cos, sin), rope(k, cos, sin)
     done, at = [], 0
     for count, size in groups:
         part = [t[:, :, at : at + count * size].unflatten(2, (count, size)).transpose(1, 2) for t in (q, k, v)]
@@ -129,13 +129,13 @@ def vision_block(
         done.append(y.transpose(1, 2).reshape(b, count * size, d))
         at += count * size
     x = x + F.linear(torch.cat(done, dim=1) if len(done) > 1 else done[0], w["wo"], w["bo"])
-    gate, up = F.linear(_norm(x, w["norm2"], cfg.eps), w["w13"], w["b13"]).chunk(2, dim=-1)
+    gate, up = F.linear(rms_norm(x, w["norm2"], cfg.eps), w["w13"], w["b13"]).chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, w["w2"], w["b2"])
 
 
 def merge(x: torch.Tensor, order: torch.Tensor, w: W, image: torch.Tensor, cfg: QwenVLConfig) -> None:
     """Every 2 x 2 patches become one token of `image` [images, tokens, hidden], in reading order."""
-    h = _norm(x, w["norm"], cfg.eps).unflatten(1, (-1, 4)).flatten(2)
+    h = rms_norm(x, w["norm"], cfg.eps).unflatten(1, (-1, 4)).flatten(2)
     h = F.linear(F.gelu(F.linear(h, w["w1"], w["b1"])), w["w2"], w["b2"])
     image.copy_(h[:, order])
 
@@ -153,27 +153,20 @@ def block(
     """One decoder layer. x [B, T, hidden]; position [T] in the caches, `place` [3, T] in time, height, width."""
     b, t, _ = x.shape
     q_width, kv_width = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-    qkv = F.linear(_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"])
+    qkv = F.linear(rms_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"])
     q, k, v = qkv.split([q_width, kv_width, kv_width], dim=-1)
     c, s = (
         torch.cat([part[i] for i, part in enumerate(table[place].split(cfg.sections, dim=-1))], dim=-1)
         for table in (cos, sin)
     )
-    q = _rope(q.view(b, t, cfg.heads, cfg.head_dim).transpose(1, 2), c, s)
-    k = _rope(k.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2), c, s)
+    q = rope(q.view(b, t, cfg.heads, cfg.head_dim).transpose(1, 2), c, s)
+    k = rope(k.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2), c, s)
     k_cache.index_copy_(2, position, k)
     v_cache.index_copy_(2, position, v.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2))
     y = attend(q, k_cache, v_cache, prefill)
     x = x + F.linear(y.transpose(1, 2).reshape(b, t, q_width), w["wo"])
-    gate, up = F.linear(_norm(x, w["norm2"], cfg.eps), w["w13"]).chunk(2, dim=-1)
+    gate, up = F.linear(rms_norm(x, w["norm2"], cfg.eps), w["w13"]).chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, w["w2"])
-
-
-def head(x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, token: torch.Tensor, eps: float) -> torch.Tensor:
-    """Greedy sampling of the last position into `token` [B, 1]; returns the logits."""
-    logits = F.linear(_norm(x[:, -1:], norm, eps), weight)
-    token.copy_(logits.argmax(dim=-1))
-    return logits
 
 
 class QwenVL(Workload):
@@ -277,15 +270,8 @@ class QwenVL(Workload):
         return logits
 
     def named_tensors(self) -> Iterable[NamedTensor]:
-        for name, tensor in self.weights.items():
-            yield NamedTensor(name, tensor, "weight")
-        per_token = self.cfg.kv_heads * self.cfg.head_dim * 2
-        for i, (k_cache, v_cache) in enumerate(self.kv):
-            yield NamedTensor(f"layers.{i}.kv.k", k_cache, "state", bytes_per_token=per_token)
-            yield NamedTensor(f"layers.{i}.kv.v", v_cache, "state", bytes_per_token=per_token)
-        for name, tensor in self.inputs.items():
-            state = {"next_token": 8, "image": self.cfg.image_tokens * self.cfg.hidden * 2}.get(name, 0)
-            yield NamedTensor(name, tensor, "state" if state else "input", bytes_per_sequence=state)
+        image = self.cfg.image_tokens * self.cfg.hidden * 2
+        return cached_tensors(self.weights, self.kv, self.inputs, {"image": image})
 
     def weights_of(self, module: str) -> str:
         leaf = module.rsplit(".", 1)[-1]
