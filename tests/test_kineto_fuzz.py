@@ -12,12 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from import_checks import import_and_check
 from kineto_cases import SMALL
-
-from tesserasim.errors import TesserasimError
-from tesserasim.trace.importer import import_profile
-from tesserasim.trace.inspect import facts, inspect_file
-from tesserasim.trace.parquet import read_trace, write_trace
 
 pytestmark = pytest.mark.quick
 CONTENT = SMALL.read_bytes()
@@ -37,21 +33,7 @@ def check(content: bytes, through_parquet: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         path.write_bytes(content)
-        try:
-            trace = import_profile(path)
-        except TesserasimError as error:
-            assert str(error) and "\n" not in str(error)
-            trace = None
-        try:
-            seen = inspect_file(path)
-            assert trace is None or seen == facts(trace)
-        except TesserasimError:
-            assert trace is None
-        if trace is not None:
-            trace.validate()
-            if through_parquet:
-                write_trace(trace, Path(folder) / "t.parquet")
-                assert read_trace(Path(folder) / "t.parquet") == trace
+        import_and_check(path, through_parquet)
 
 
 @settings(max_examples=300, deadline=None)

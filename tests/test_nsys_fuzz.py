@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from import_checks import import_and_check
 from nsys_cases import COPY, CSV, KERNEL, SET, call, copied, export, kernel, nvtx, version
-
-from tesserasim.errors import TesserasimError
-from tesserasim.trace.importer import import_profile
-from tesserasim.trace.inspect import facts, inspect_file
-from tesserasim.trace.parquet import read_trace, write_trace
 
 pytestmark = pytest.mark.quick
 TABLES: dict[str, list[dict[str, Any]]] = {
@@ -32,23 +28,6 @@ values = st.one_of(
 )  # fmt: skip
 
 
-def check(path: Path) -> None:
-    try:
-        trace = import_profile(path)
-    except TesserasimError as error:
-        assert str(error) and "\n" not in str(error)
-        trace = None
-    try:
-        seen = inspect_file(path)
-        assert trace is None or seen == facts(trace)
-    except TesserasimError:
-        assert trace is None
-    if trace is not None:
-        trace.validate()
-        write_trace(trace, path.parent / "t.parquet")
-        assert read_trace(path.parent / "t.parquet") == trace
-
-
 def check_bytes(data: st.DataObject, base: bytes, name: str, pieces: list[bytes]) -> None:
     content = bytearray(base)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -60,7 +39,7 @@ def check_bytes(data: st.DataObject, base: bytes, name: str, pieces: list[bytes]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_bytes(content)
-        check(path)
+        import_and_check(path)
 
 
 @settings(max_examples=250, deadline=None)
@@ -80,7 +59,7 @@ def test_mutated_values(data: st.DataObject) -> None:
         row = rows[data.draw(st.integers(0, len(rows) - 1))]
         row[data.draw(st.sampled_from(sorted(row)))] = data.draw(values)
     with tempfile.TemporaryDirectory() as folder:
-        check(export(Path(folder) / "e.sqlite", tables))
+        import_and_check(export(Path(folder) / "e.sqlite", tables))
 
 
 @settings(max_examples=250, deadline=None)
