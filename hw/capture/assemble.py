@@ -17,7 +17,7 @@ from hw.capture.driver import MEMCPY, MEMSET, Node
 from hw.capture.recorder import Call
 from hw.capture.timing import NodeTimes
 from hw.errors import HardwareError
-from hw.workloads.base import UnitSpec, Workload
+from hw.workloads.base import UnitSpec, Work, Workload
 from tesserasim import __version__
 from tesserasim.trace.model import Access, Kernel, Trace, TraceMeta, structure_sha256
 
@@ -118,14 +118,24 @@ def _site_names(calls: Sequence[Call], leaves: Sequence[str]) -> list[str]:
     return names
 
 
+def _own_work(call: Call, workload: Workload) -> Work | None:
+    """What the workload says of a call of its own operators."""
+    shapes = {a.name: a.shape for a in call.arguments}
+    return workload.work_of(call.op, shapes, call.meta.get("scalars", {}), call.module)
+
+
 def _kernels(
     captured: Captured, call: Call, leaf: str, part: str, site: str, accesses: list[list[Access]],
     table: BufferTable, workload: Workload,
 ) -> list[Kernel]:  # fmt: skip
     unit = captured.unit
-    kind = classify.kind_of(call, unit)
-    shape = classify.shape_of(call, kind, sum(classify.bytes_of(a, table.buffers)[1] for a in accesses))
-    flops = classify.flops_of(kind, shape, causal=unit.phase == "prefill")
+    work = _own_work(call, workload)
+    if work is not None:
+        kind, shape, flops, weight_share = work.kind, dict(work.shape), work.flops, work.weight_share
+    else:
+        kind = classify.kind_of(call, unit)
+        shape = classify.shape_of(call, kind, sum(classify.bytes_of(a, table.buffers)[1] for a in accesses))
+        flops, weight_share = classify.flops_of(kind, shape, causal=unit.phase == "prefill"), 1.0
     weight_dtype, act_dtype = classify.dtype_names(call.arguments)
     # The call's work belongs to its longest kernel: a split-K reduce or a memset does none of the FLOPs.
     medians = np.median(captured.times.duration[:, call.first : call.last], axis=0)
@@ -134,7 +144,7 @@ def _kernels(
     for j in range(call.last - call.first):
         i = call.first + j
         node = captured.nodes[i]
-        read, written = classify.bytes_of(accesses[j], table.buffers, gathers=call.door == "triton")
+        read, written = classify.bytes_of(accesses[j], table.buffers, call.door == "triton", weight_share)
         d, g = captured.times.duration[:, i], captured.times.gap[:, i]
         p10, p50, p90 = (round(float(v)) for v in np.percentile(d, [10, 50, 90]))
         node_kind = {MEMCPY: "copy", MEMSET: "memset"}.get(node.type, kind)

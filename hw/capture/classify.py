@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hw.capture.recorder import Argument, Call
 from hw.workloads.base import UnitSpec
@@ -17,8 +17,6 @@ def kind_of(call: Call, unit: UnitSpec) -> str:
     op = call.op
     if op in _GEMM or call.meta.get("triton_name", "").startswith("triton_tem"):
         return "gemm"
-    if op.startswith("moe_"):
-        return "moe"
     library = call.door != "triton"
     if library and any(word in op for word in ("scaled_dot_product", "flash_attention", "efficient_attention")):
         return "attention_decode" if unit.phase == "decode" else "attention_prefill"
@@ -64,31 +62,50 @@ def shape_of(call: Call, kind: str, written_bytes: int) -> dict[str, int]:
     return {"elements": written_bytes // 2}
 
 
-def flops_of(kind: str, shape: dict[str, int], causal: bool) -> int:
-    """Multiply-adds count 2. Causal attention does half of the square."""
+def flops_of(kind: str, shape: Mapping[str, int], causal: bool) -> int:
+    """Multiply-adds count 2. A causal query sees the keys up to its own, the queries being the last of the keys."""
     if kind == "gemm" and "m" in shape:
         return 2 * shape["m"] * shape["n"] * shape["k"]
     if kind.startswith("attention") and "seq_q" in shape:
-        full = 4 * shape["batch"] * shape["heads"] * shape["seq_q"] * shape["seq_kv"] * shape["head_dim"]
-        return full // 2 if causal and shape["seq_q"] > 1 else full
+        q, kv = shape["seq_q"], shape["seq_kv"]
+        pairs = q * kv - (q * (q - 1) // 2 if causal and kv >= q else 0)
+        return 4 * shape["batch"] * shape["heads"] * shape["head_dim"] * pairs
     return shape.get("elements", 0)
 
 
-def bytes_of(accesses: Sequence[Access], buffers: Sequence[Buffer], gathers: bool = False) -> tuple[int, int]:
-    """(read, written) bytes of one kernel, workspace aside.
+def bytes_of(
+    accesses: Sequence[Access], buffers: Sequence[Buffer], gathers: bool = False, weight_share: float = 1.0
+) -> tuple[int, int]:
+    """(read, written) bytes of one kernel, workspace aside; what two accesses share counts once.
 
     `gathers`: a pointwise kernel that reads a table larger than all else it touches (embedding, rotary
     angles) looks up rows of it, at most as many bytes as it moves otherwise.
+    `weight_share`: share of the weights that is read (the experts that were chosen).
     """
     role = [buffers[a.buffer].role for a in accesses]
-    written = sum(a.nbytes for a, r in zip(accesses, role, strict=True) if a.writes and r != "workspace")
-    others = [a.nbytes for a, r in zip(accesses, role, strict=True) if r not in ("workspace", "weight")]
-    limit = max(others, default=0)
-    read = 0
+    limit = max((a.nbytes for a, r in zip(accesses, role, strict=True) if r not in ("workspace", "weight")), default=0)
+    reads: dict[int, list[tuple[int, int]]] = {}
+    writes: dict[int, list[tuple[int, int]]] = {}
     for a, r in zip(accesses, role, strict=True):
-        if a.reads and r != "workspace":
-            read += min(a.nbytes, limit) if gathers and r == "weight" and limit else a.nbytes
-    return read, written
+        if r == "workspace":
+            continue
+        if a.writes:
+            writes.setdefault(a.buffer, []).append((a.offset, a.offset + a.nbytes))
+        if a.reads:
+            nbytes = a.nbytes
+            if r == "weight":
+                nbytes = min(nbytes, limit) if gathers and limit else round(nbytes * weight_share)
+            reads.setdefault(a.buffer, []).append((a.offset, a.offset + nbytes))
+    return sum(map(_union, reads.values())), sum(map(_union, writes.values()))
+
+
+def _union(spans: list[tuple[int, int]]) -> int:
+    """Bytes that the spans cover together."""
+    total, end = 0, 0
+    for first, last in sorted(spans):
+        total += max(0, last - max(first, end))
+        end = max(end, last)
+    return total
 
 
 def parts(calls: Sequence[Call], leaves: Sequence[str], weights_of: Callable[[str], str]) -> list[str]:

@@ -182,7 +182,7 @@ def _installed(recorder: Recorder) -> Iterator[None]:
     def operator(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return recorder.launch(
             "aten", self._schema.name.split("::")[-1], lambda r: _schema_arguments(self, args, kwargs, r),
-            lambda: overload(self, *args, **kwargs),
+            lambda: overload(self, *args, **kwargs), scalars=_scalars(self, args, kwargs),
         )  # fmt: skip
 
     CachingAutotuner.run = triton_run
@@ -229,6 +229,13 @@ def _extern_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     return [argument(f"arg{i}", t, "R") for i, t in enumerate(given)] + [
         argument(f"out{i}", t, "W", fresh=True) for i, t in enumerate(written)
     ]
+
+
+def _scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The numbers a call was given, by argument name."""
+    names = [a.name for a in op._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return {k: v for k, v in given.items() if isinstance(v, (bool, int, float))}
 
 
 def _schema_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Argument]:

@@ -20,6 +20,7 @@ from hw.errors import HardwareError
 _REST_S = 0.25  # idle before each burst
 _SETTLE_S = 0.1  # of uninterrupted replays at the start of each burst
 _BURST_S = 0.2  # measured part of a burst
+_ROUNDS = (2, 6)  # fewest and most rounds of bursts
 _AHEAD_CYCLES = 2_000_000  # about 1 ms: longer than the host takes to submit a graph of a thousand nodes
 
 
@@ -46,20 +47,21 @@ def warm_up(replay: Callable[[], None], seconds: float) -> None:
 
 
 def measure(graph: Any, nodes: int, replays: int = 24) -> tuple[list[int], NodeTimes]:
-    """Alternate timed and profiled bursts of a `CUDAGraph(keep_graph=True)`, at least `replays` of each.
+    """Alternate timed and profiled bursts of a `CUDAGraph(keep_graph=True)`, about `replays` of each.
 
     A power-limited GPU (seen on an H200) runs a burst of GEMMs at full speed for about 0.4 s, then its power
     control overshoots by 15-20 % for 0.15 s. So every burst has the same history: a rest, a stretch of
     uninterrupted replays, and then no more measured replays than end before the overshoot. Each round
-    instantiates the graph anew, since two executables of one graph can differ.
+    instantiates the graph anew, since two executables of one graph can differ. A unit so long that a burst
+    holds few replays gets fewer in all.
     """
     graph.instantiate()
     warm_up(graph.replay, 0.3)
     once = end_to_end_ns(graph.replay, 3)[-1]
-    each = max(2, min(6, int(_BURST_S * 1e9 / once)))
+    each = max(2, min(replays // _ROUNDS[0], int(_BURST_S * 1e9 / once)))
     e2e: list[int] = []
     parts: list[NodeTimes] = []
-    for _ in range(-(-replays // each)):
+    for _ in range(min(-(-replays // each), _ROUNDS[1])):
         graph.instantiate()
         time.sleep(_REST_S)
         warm_up(graph.replay, _SETTLE_S)

@@ -48,8 +48,8 @@ def prefill_grid(
 
 
 def decode_grid(
-    fits: Callable[[int, int], bool], batches: Sequence[int] = (1, 8, 32, 64, 128, 256),
-    contexts: Sequence[int] = (512, 2048, 4096, 8192),
+    fits: Callable[[int, int], bool], batches: Sequence[int] = (1, 8, 32, 128, 256),
+    contexts: Sequence[int] = (512, 2048, 8192),
 ) -> list[UnitSpec]:  # fmt: skip
     """Decode steps at every (batch, context) whose state fits beside the weights."""
     return [UnitSpec("decode", "decode", b, 1, c) for c in contexts for b in batches if fits(b, c)]
@@ -64,6 +64,16 @@ class NamedTensor:
     role: str  # weight | state | input | output
     bytes_per_token: int = 0
     bytes_per_sequence: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call of a workload's own operator does, where its tensors alone do not tell."""
+
+    kind: str  # kernel kind of the trace: "moe", "ssm_scan", "attention_decode", ...
+    flops: int  # multiply-adds count 2
+    shape: Mapping[str, int]
+    weight_share: float = 1.0  # share of the weight bytes it is given that it reads (experts that are chosen)
 
 
 class Workload(ABC):
@@ -92,6 +102,16 @@ class Workload(ABC):
 
     def moe_statistics(self) -> dict[str, Any] | None:
         """How the unit prepared last routed its tokens; None for a model without experts."""
+        return None
+
+    def work_of(
+        self, op: str, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Any], module: str
+    ) -> Work | None:
+        """What a call of one of the model's own operators does; None for an operator of PyTorch.
+
+        `shapes`: of its tensors by argument name, results as `result0`, `result1`, ...; `scalars`: its other
+        arguments; `module`: where in the model it was called.
+        """
         return None
 
     @abstractmethod

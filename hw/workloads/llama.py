@@ -55,6 +55,9 @@ def block(
     return x + F.linear(F.silu(gate) * up, w2)
 
 
+_BATCHES, _CONTEXTS = (1, 8, 32, 64, 128, 256), (512, 2048, 4096, 8192)
+
+
 class Llama(Workload):
     name = "llama-3-8b"
     model = "Llama-3-8B"
@@ -97,7 +100,7 @@ class Llama(Workload):
 
     def units(self) -> Sequence[UnitSpec]:
         # At most 64 GiB of KV beside 15 GiB of weights.
-        return [*prefill_grid(), *decode_grid(lambda b, c: b * c <= 256 * 2048)]
+        return [*prefill_grid(), *decode_grid(lambda b, c: b * c <= 256 * 2048, _BATCHES, _CONTEXTS)]
 
     def prepare(self, unit: UnitSpec) -> Callable[[], Any]:
         cfg, b, t = self.cfg, unit.batch, unit.tokens
