@@ -72,5 +72,5 @@ def launches_of(runs: Iterable[ProfileRun], batch: int, expand: bool) -> list[La
         for i, scale, own in zip(run.instances, run.byte_scale, run.batch_scale, strict=True):
             whole = i.batch >= batch
             repeat, count = (i.count, 1) if whole or expand else (1, i.count)
-            found += [Launch(flow, whole, count, scale, own)] * repeat
+            found += [Launch(flow, whole, count, scale, own, i.part)] * repeat
     return found

@@ -7,7 +7,8 @@ placement. Both come from this one walk, so what a workload promises is what a p
 
 Sequences
     A launch whose batch is smaller than the cohort's works on sequences of its own: it sees nothing of the
-    launches before it, and replaces nothing of theirs. A launch of the whole cohort sees everything.
+    launches before it, and replaces nothing of theirs, but for those of its own part (the encoder of the image
+    that a prefill reads). A launch of the whole cohort sees everything.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Launch:
     count: int
     byte_scale: float  # batch * tokens here over the trace's
     batch_scale: float  # batch here over the trace's
+    part: int = 0  # launches of one part (from 1) work on the same sequences; 0: on none of another launch's
 
 
 @dataclass(slots=True)
@@ -39,6 +41,15 @@ class Version:
     places: int
     #: (place, launch, kernel) of the first read at every place that had not seen it inside its own unit
     arrivals: list[tuple[int, int, int]]
+    replaced: bool = False  # by a later launch of its own part
+
+    def read(self, mask: int, first: Sequence[tuple[int, int]] | None, launch: int) -> None:
+        """Note the places of `mask` as readers; `first`: first reading kernel at each place, to note arrivals."""
+        new = mask & ~self.places
+        if new:
+            self.places |= mask
+            if first is not None:
+                self.arrivals += [(p, launch, k) for p, k in first if new >> p & 1]
 
 
 def value_bytes(value: Value, buffer: Buffer, byte_scale: float, batch_scale: float) -> int:
@@ -60,6 +71,7 @@ def carried_versions(
     filled in.
     """
     logs: dict[str, list[Version]] = {}
+    parts: dict[tuple[str, int], list[Version]] = {}  # (buffer, part) -> versions that only this part sees
     seen: dict[str, dict[int, int]] = {}  # buffer -> flow -> versions of its log that the flow has read before
     found: list[Version] = []
     flows = {id(x.flow): x.flow for x in launches}
@@ -67,26 +79,31 @@ def carried_versions(
     for number, launch in enumerate(launches):
         key = id(launch.flow)
         reads, replaced, writes = steps[key]
-        if launch.whole:
-            for name, mask, first in reads:
-                log = logs.get(name)
-                if not log:
-                    continue
-                cursor = seen.setdefault(name, {})
-                for version in log[cursor.get(key, 0) :]:
-                    new = mask & ~version.places
-                    if new:
-                        version.places |= mask
-                        if arrivals:
-                            version.arrivals += [(p, number, k) for p, k in first if new >> p & 1]
-                cursor[key] = len(log)
-            for name in replaced:
+        own = not launch.whole and launch.part
+        for name, mask, first in reads if launch.whole else ():
+            log = logs.get(name)
+            if not log:
+                continue
+            cursor = seen.setdefault(name, {})
+            for version in log[cursor.get(key, 0) :]:
+                if not version.replaced:
+                    version.read(mask, first if arrivals else None, number)
+            cursor[key] = len(log)
+        for name, mask, first in reads if own else ():
+            for version in parts.get((name, launch.part), ()):
+                version.read(mask, first if arrivals else None, number)
+        for name in replaced:
+            if launch.whole:
                 logs.pop(name, None)
                 seen.pop(name, None)
+            for version in parts.pop((name, launch.part), ()) if own else ():
+                version.replaced = True
         for name, value, mask in writes:
             version = Version(number, value, mask, [])
             found.append(version)
             logs.setdefault(name, []).append(version)
+            if own:
+                parts.setdefault((name, launch.part), []).append(version)
     return found
 
 

@@ -21,11 +21,11 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h|block|transformer_blocks)\.(\d+
 
 
 def pd_vector(workload: Workload, prefill: int, decode: int) -> IntArray | None:
-    """Every prefill site on one device, everything else on another; None without both units."""
+    """Every decode site on one device, prefill and what goes before it on another; None without both units."""
     units = {u for u, _ in workload.unit_launches}
     if not {"prefill", "decode"} <= units:
         return None
-    return np.array([prefill if s.unit == "prefill" else decode for s in workload.sites], dtype=np.int64)
+    return np.array([decode if s.unit == "decode" else prefill for s in workload.sites], dtype=np.int64)
 
 
 def af_vector(workload: Workload, attention: int, rest: int) -> IntArray | None:

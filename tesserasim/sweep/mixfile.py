@@ -28,8 +28,9 @@ class MixOptions:
 def new_mix(traces: Sequence[Path], out: Path, options: MixOptions) -> dict[str, object]:
     """Write the mix of `traces` to `out` and return what it says.
 
-    Units named prefill or decode make a language model, which needs token lengths; anything else is a chain
-    of stages in the order of the traces. The file is read back before it appears.
+    Units named prefill or decode make a language model, which needs token lengths; any other unit is a stage
+    before its prefill. Without them all are a chain of stages in the order of the traces. The file is read back
+    before it appears.
     """
     if out.suffix != ".toml":
         raise InputError(f"{out}: a mix file ends in .toml")
@@ -46,20 +47,19 @@ def new_mix(traces: Sequence[Path], out: Path, options: MixOptions) -> dict[str,
         if unit not in units:
             raise InputError(f"mix {out}: no trace of unit {unit!r}; units: {', '.join(units)}")
     language = bool({"prefill", "decode"} & set(units))
-    if language and set(units) - {"prefill", "decode"}:
-        raise InputError(f"mix {out}: units {', '.join(units)} belong to different kinds of request")
     if language and not (options.input_tokens and options.output_tokens):
         raise InputError(f"mix {out}: a language model needs --input-tokens and --output-tokens")
-    if language and options.launches:
-        raise InputError(f"mix {out}: --launches is for stages; a language model's follow from its lengths")
+    for unit in {"prefill", "decode"} & set(options.launches):
+        raise InputError(f"mix {out}: --launches is for stages; the launches of {unit} follow from the token lengths")
     content: dict[str, object] = {
         "name": options.name or out.stem, "model": next(iter(models)), "kind": "llm" if language else "stages",
     }  # fmt: skip
     if language:
         content |= {"input_tokens": options.input_tokens, "output_tokens": options.output_tokens}
         content |= {"prefill_batch": options.prefill_batch}
-    else:
-        content["stages"] = [[unit, count] for unit, count in units.items()]
+    stages = [[unit, count] for unit, count in units.items() if not language or unit not in ("prefill", "decode")]
+    if stages:
+        content["stages"] = stages
     content["traces"] = [Path(os.path.relpath(p, out.parent)).as_posix() for p in traces]
     _write_checked(content, out)
     return content

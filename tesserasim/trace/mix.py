@@ -37,6 +37,7 @@ class UnitInstance:
     tokens: int  # new tokens per sequence
     context: int  # KV length at the end of this launch, new tokens included
     count: int = 1
+    part: int = 0  # launches of one part (from 1) work on the same sequences of the cohort; 0: alone on its own
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Mix:
 
     kind "llm": ceil(B / prefill_batch) prefills, then output_tokens - 1 decode steps at batch B whose KV
     length grows from input_tokens + 1 to input_tokens + output_tokens - 1 (the prefill gives token 1).
+    `stages`, if any, run before each prefill, at its batch (a vision encoder).
     kind "image": `stages`, each (unit, launches), at batch B; results count images.
     kind "stages": the same for any other request (an imported profile); results count requests.
     """
@@ -63,9 +65,10 @@ class Mix:
     @property
     def units(self) -> tuple[str, ...]:
         """Unit names in program order."""
+        stages = tuple(name for name, _ in self.stages)
         if self.kind == "llm":
-            return ("prefill", "decode") if self.output_tokens > 1 else ("prefill",)
-        return tuple(name for name, _ in self.stages)
+            return (*stages, "prefill", "decode") if self.output_tokens > 1 else (*stages, "prefill")
+        return stages
 
     @property
     def throughput_unit(self) -> str:
@@ -84,11 +87,20 @@ class Mix:
         size = min(self.prefill_batch, batch)
         full, rest = divmod(batch, size)
         s = self.input_tokens
-        steps = [UnitInstance("prefill", size, s, s, full)]
-        if rest:
-            steps.append(UnitInstance("prefill", rest, s, s, 1))
+        steps = self._prefills(size, full) + (self._prefills(rest, 1, full) if rest else [])
         steps += [UnitInstance("decode", batch, 1, s + j) for j in range(1, self.output_tokens)]
         return tuple(steps)
+
+    def _prefills(self, batch: int, count: int, parts: int = 0) -> list[UnitInstance]:
+        """`count` prefills, each after its own stages, which hand over to it alone. `parts` came before them."""
+        s = self.input_tokens
+        if not self.stages:
+            return [UnitInstance("prefill", batch, s, s, count)]
+        found = []
+        for part in range(parts + 1, parts + count + 1):
+            found += [UnitInstance(unit, batch, 1, 0, launches, part) for unit, launches in self.stages]
+            found.append(UnitInstance("prefill", batch, s, s, 1, part))
+        return found
 
     def launches(self, batch: int) -> int:
         """Unit launches in one cohort of `batch` requests."""
@@ -105,6 +117,8 @@ class Mix:
         if self.kind != "llm" and not self.stages:
             raise InputError(f"{where}: stages must name units with at least one launch each")
         for unit, count in self.stages:
+            if self.kind == "llm" and unit in ("prefill", "decode"):
+                raise InputError(f"{where}: stages come before the prefill, so {unit} is none; its lengths say how often")
             _check_count(where, f"stages: launches of {unit[:60]}", count, MAX_LAUNCHES)
         if sum(count for _, count in self.stages) > MAX_LAUNCHES:
             raise InputError(f"{where}: stages launch more than {MAX_LAUNCHES} units in all")
@@ -180,7 +194,7 @@ def load_mix(path: str | os.PathLike[str]) -> Mix:
     incomplete = table.texts("incomplete", ())
     table.finish()
     traces = _collect(file, where, patterns)
-    launched = ["prefill", "decode"] if kind == "llm" else [unit for unit, _ in stages]
+    launched = [unit for unit, _ in stages] + (["prefill", "decode"] if kind == "llm" else [])
     for unit in traces:
         if unit not in launched:
             known = ", ".join(launched) or "none: stages is missing"
