@@ -118,7 +118,7 @@ class Mix:
             raise InputError(f"{where}: stages must name units with at least one launch each")
         for unit, count in self.stages:
             if self.kind == "llm" and unit in ("prefill", "decode"):
-                raise InputError(f"{where}: stages come before the prefill; how often {unit} runs follows from the lengths")
+                raise InputError(f"{where}: stages come before the prefill; launches of {unit} follow from the lengths")
             _check_count(where, f"stages: launches of {unit[:60]}", count, MAX_LAUNCHES)
         if sum(count for _, count in self.stages) > MAX_LAUNCHES:
             raise InputError(f"{where}: stages launch more than {MAX_LAUNCHES} units in all")
