@@ -1,4 +1,4 @@
-"""Mamba-2: the chunked scan against the sequential recurrence, and the model against a reference implementation."""
+"""Mamba-2: prompts in pieces against whole ones, and the model against a reference implementation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from hw.workloads.base import UnitSpec  # noqa: E402
-from hw.workloads.mamba2 import Mamba2, Mamba2Config, decode_block, prefill_block, scan  # noqa: E402
+from hw.workloads.mamba2 import Mamba2, Mamba2Config, block  # noqa: E402
 
 pytestmark = pytest.mark.quick
-TINY = Mamba2Config(layers=2, hidden=32, heads=8, head_dim=8, state=16, groups=2, conv=4, chunk=4, vocab=64)
+TINY = Mamba2Config(layers=2, hidden=32, heads=8, head_dim=8, state=16, groups=2, conv=4, vocab=64)
 
 
 def tiny() -> Mamba2:
@@ -32,24 +32,6 @@ def run(model: Mamba2, tokens: torch.Tensor, past: int = 0, keep: bool = False) 
         model.state[:] = state
     model.inputs["prompt" if t > 1 else "next_token"].copy_(tokens)
     return step()[:, -1]
-
-
-def test_scan_equals_the_recurrence() -> None:
-    torch.manual_seed(0)
-    batch, t, h, p, g, n = 2, 11, 4, 3, 2, 5
-    x, dt = torch.randn(batch, t, h, p), torch.rand(batch, t, h)
-    a, b, c = -torch.rand(h) * 3, torch.randn(batch, t, g, n), torch.randn(batch, t, g, n)
-    first = torch.randn(batch, h, p, n)
-    for start in (None, first):
-        state, rows = torch.zeros_like(first) if start is None else first, []
-        for i in range(t):
-            bi, ci = (v[:, i].repeat_interleave(h // g, 1) for v in (b, c))
-            gain = (dt[:, i, :, None] * x[:, i])[..., None] * bi[:, :, None]
-            state = state * torch.exp(dt[:, i] * a)[..., None, None] + gain
-            rows.append((state * ci[:, :, None]).sum(-1))
-        y, last = scan(x, dt, a, b, c, start, chunk=4)
-        torch.testing.assert_close(y, torch.stack(rows, 1), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(last, state, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 13])
@@ -75,17 +57,17 @@ def test_parameters_of_the_published_model() -> None:
     assert shapes["layers.0.in_proj"] == (18560, 4096)
 
 
-def test_blocks_trace_without_breaks() -> None:
+@pytest.mark.parametrize("t,past", [(6, False), (6, True), (1, True)])
+def test_blocks_trace_without_breaks(t: int, past: bool) -> None:
     model = tiny()
     w = {k.removeprefix("layers.0."): v for k, v in model.weights.items() if k.startswith("layers.0.")}
-    for block, t, flag in ((prefill_block, 6, (False,)), (prefill_block, 6, (True,)), (decode_block, 1, ())):
-        x = torch.randn(2, t, TINY.hidden)
-        state = [torch.randn(2, TINY.conv_width, TINY.conv), torch.randn(2, TINY.heads, TINY.head_dim, TINY.state)]
-        copy = [s.clone() for s in state]
-        expected = block(x, *state, w, TINY, *flag)
-        compiled = torch.compile(block, fullgraph=True, dynamic=False, backend="aot_eager")
-        torch.testing.assert_close(compiled(x, *copy, w, TINY, *flag), expected)
-        torch.testing.assert_close(copy, state)
+    x, residual = torch.randn(2, t, TINY.hidden), torch.randn(2, t, TINY.hidden)
+    state = [torch.randn(2, TINY.conv - 1, TINY.conv_width), torch.randn(2, TINY.heads, TINY.head_dim, TINY.state)]
+    copy = [s.clone() for s in state]
+    expected = block(x, residual, *state, w, TINY, past)
+    compiled = torch.compile(block, fullgraph=True, dynamic=False, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, residual, *copy, w, TINY, past), expected)
+    torch.testing.assert_close(copy, state)
 
 
 def test_logits_equal_the_reference_implementation() -> None:
@@ -109,7 +91,7 @@ def test_logits_equal_the_reference_implementation() -> None:
                 if ours in ("norm", "gate_norm", "skip", "conv_bias"):
                     source[f"backbone.layers.{i}.{theirs}"].add_(torch.randn_like(source[f"backbone.layers.{i}.{theirs}"]))
             w = source[f"backbone.layers.{i}.{theirs}"].detach()
-            model.weights[f"layers.{i}.{ours}"] = w.squeeze(1) if ours == "conv" else w
+            model.weights[f"layers.{i}.{ours}"] = w.squeeze(1).T.contiguous() if ours == "conv" else w
     for ours, theirs in (("embed", "backbone.embeddings"), ("norm", "backbone.norm_f"), ("lm_head", "lm_head")):
         model.weights[ours] = source[f"{theirs}.weight"].detach()
     tokens = torch.randint(TINY.vocab, (2, 13))

@@ -20,6 +20,8 @@ def kind_of(call: Call, unit: UnitSpec) -> str:
     library = call.door != "triton"
     if library and any(word in op for word in ("scaled_dot_product", "flash_attention", "efficient_attention")):
         return "attention_decode" if unit.phase == "decode" else "attention_prefill"
+    if op.startswith(("ssm_conv", "ssm_scan")):
+        return "ssm_scan"
     if "conv" in op and library:
         return "conv"
     if "argmax" in op or "multinomial" in op:
