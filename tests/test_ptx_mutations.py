@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tesserasim.deps.ptx import modes
 from tesserasim.errors import InputError
 
-TEXTS = {n: (truth.DATA / n).read_text() for n in ("hand.ptx", "kernels.ptx", "triton.ptx")}
+TEXTS = {n: (truth.DATA / n).read_text() for n in ("hand.ptx", "contrived.ptx", "kernels.ptx", "triton.ptx")}
 CLEAN = {n: re.sub(r"//[^\n]*", "", t) for n, t in TEXTS.items()}
 ANSWERS = {n: modes(t) for n, t in CLEAN.items()}
 SEEDS = st.integers(0, 2**32)

@@ -73,7 +73,7 @@ class _Entry:
     def _escaping(self) -> list[int]:
         """Origins of values that are stored where another thread may pick them up, or given away."""
         values = self.origins.values
-        return [d | s | p | q for a in self.graph.accesses for n in a.value for d, s, p, q, *_ in (values[n],)]
+        return [d | s | p | q | r for a in self.graph.accesses for n in a.value for d, s, p, q, _, r in (values[n],)]
 
     def _apply(self, a: Access) -> None:
         if a.mode == "none" or a.space in ("shared", "local", "const", "param"):
@@ -84,8 +84,8 @@ class _Entry:
             return
         mode = MODES["unknown"] if a.mode in ("unknown", "handle") else MODES[a.mode]
         if a.via == "call":
-            d, s, p, q, *_ = self.origins.values[a.address]
-            reach = d | s | p | q if a.mode == "unknown" else d | p
+            d, s, p, q, _, r = self.origins.values[a.address]
+            reach = d | s | p | q | r if a.mode == "unknown" else d | p
         elif reach & (FOREIGN | FUNCTION) or not reach or (a.space == "global" and reach & (SHARED | LOCAL)):
             self.everything = True
         for origin in self.origins.origins(reach):

@@ -2,16 +2,18 @@
 
 A value carries sets of origins (bit masks), in classes that say how it was made from them:
 
-- *direct*: copied, or moved by an offset: the value may be a pointer into what the origin points to;
-- *scaled*: multiplied (an index times an element size);
-- *piece*: bits taken or mixed (aligned, tagged, packed, hashed pointers): still may be that pointer;
-- *small*: at most 32 bits of it, which is a pointer again only after it was packed or shifted up.
+- *direct*: copied, aligned, or moved by an offset: the value may be a pointer into what the origin points to;
+- *scaled*: times an even constant (an index times an element size): no sum of such values is that pointer again;
+- *piece*: bits taken or mixed (tagged, packed, hashed pointers), or times a number that may be 1 (`p*c + q*(1-c)`)
+  or odd, which another product may undo: still may be that pointer;
+- *small*: at most 32 bits of it, which is a pointer again only after it was packed or shifted up;
+- *raised*: small, and shifted up once by less than half a pointer.
 
 Two marks go along: *subtracted*, and *firm*: one of several values that meet where one of them is a pointer.
 
-An address with a direct origin is based on that origin, so its scaled and small ones are only offsets. If the
-compiler marked exactly one of the direct ones as a pointer and nothing was subtracted, that one is the base; what is
-firm always stays.
+An address with a direct origin is based on that origin or on one of its pieces; its scaled, small and raised ones
+are only offsets. If the compiler marked exactly one of them as a pointer, that one is direct and nothing was
+subtracted, then that one is the base; what is firm always stays.
 In every other case each origin stays. A class only ever grows, so the fixed point exists and is reached fast.
 """
 
@@ -24,11 +26,12 @@ from typing import Any
 from tesserasim.deps.ptx.graph import Access, Graph
 from tesserasim.deps.ptx.model import Variable, words
 
-Masks = tuple[int, int, int, int, int]  # direct, scaled, piece, small, subtracted
-NOTHING: Masks = (0, 0, 0, 0, 0)
+Masks = tuple[int, int, int, int, int, int]  # direct, scaled, piece, small, subtracted, raised
+NOTHING: Masks = (0, 0, 0, 0, 0, 0)
 FOREIGN, SHARED, LOCAL, FUNCTION = 1, 2, 4, 8
 _SLOT, _WHOLE, _MODULE = "slot", "whole", "module"
 MAX_SLOTS = 512
+PAGE = 4096
 _ALTERNATIVES = frozenset(("phi", "join", "cell", "load", "selp", "min", "max", "slct"))
 _PIECES = words(
     "shr piece xor not lop3 bfe bfi prmt shf div rem popc clz brev bfind fns sad abs cnot szext bmsk dp4a dp2a and or"
@@ -48,6 +51,11 @@ class Origin:
     @property
     def name(self) -> str:
         return f"{self.variable.name}+{self.offset}" if self.variable.array else self.variable.name
+
+
+def _source(mask: int, whole: bool = True) -> Masks:
+    """Where a value starts: as a pointer may, or as a part of one."""
+    return (mask, 0, 0, 0, 0, 0) if whole else (0, 0, 0, mask, 0, 0)
 
 
 class Origins:
@@ -139,15 +147,15 @@ class Origins:
         if not inputs and op in ("foreign", "load", "param", "address", "function"):
             return self._source(op, g.data[i])
         values = self.values
-        d = s = p = q = n = 0
+        d = s = p = q = n = r = 0
         for k, x in enumerate(inputs):
             if op == "selp" and k == 2:
                 continue
             v = values[x]
             if (op == "sub" and k == 1) or op == "neg":
                 n |= v[0] | v[1] | v[2]
-            d, s, p, q, n = d | v[0], s | v[1], p | v[2], q | v[3], n | v[4]
-        return self._shaped(op, i, (d, s, p, q, n))
+            d, s, p, q, n, r = d | v[0], s | v[1], p | v[2], q | v[3], n | v[4], r | v[5]
+        return self._shaped(op, i, (d, s, p, q, n, r))
 
     def _settle(self) -> None:
         """Which origins are firm: a second fixed point, over classes that no longer change."""
@@ -189,43 +197,58 @@ class Origins:
 
     def _shaped(self, op: str, i: int, v: Masks) -> Masks:
         """The class of a result, given the union of its operands."""
-        d, s, p, q, n = v
+        d, s, p, q, n, r = v
         word = self.graph.module.pointer_bytes
         data = self.graph.data[i]
         if op in ("mul", "shl"):
             return self._scaled(op, i, v)
         if op in _PIECES:
-            return (0, 0, d | s | p | q, 0, n) if op == "bfi" else (0, 0, d | s | p, q, n)
+            if op in ("and", "or") and self._aligns(op, i):
+                return v
+            return (0, 0, d | s | p | q | r, 0, n, 0) if op == "bfi" else (0, 0, d | s | p, q, n, r)
         if op in ("cvt", "load", "unpack"):
             wide = self._cvt_bytes(data) if op == "cvt" else data[1] if op == "unpack" else data
-            return (0, 0, 0, d | s | p | q, n) if wide < word else v
+            return (0, 0, 0, d | s | p | q | r, n, 0) if wide < word else v
         if op == "pack":
-            return d | p | q, s, 0, 0, n
+            return d | p | q | r, s, 0, 0, n, 0
         if op == "test":
             return NOTHING
         if op == "cvta":
             words = " ".join(data)
-            return d | (SHARED if "shared" in words else LOCAL if "local" in words else 0), s, p, q, n
+            return d | (SHARED if "shared" in words else LOCAL if "local" in words else 0), s, p, q, n, r
         return v
 
+    def _aligns(self, op: str, i: int) -> bool:
+        """Whether only the last bits change: as if the value was moved by less than a page."""
+        constants = [self.graph.data[x] for x in self.graph.inputs[i] if self.graph.ops[x] == "const"]
+        if len(constants) != 1 or not isinstance(constants[0], int):
+            return False
+        c = constants[0] if op == "or" else ~constants[0] & ((1 << 64) - 1)
+        return 0 <= c < PAGE
+
     def _scaled(self, op: str, i: int, v: Masks) -> Masks:
-        """A product or a shift to the left: an index, unless it is undone or moves the bits up high."""
-        d, s, p, q, n = v
+        """A product or a shift to the left: an index, unless it may be undone or moves the bits up high."""
+        d, s, p, q, n, r = v
         g = self.graph
+        kinds = g.data[i]
         constants = [g.data[x] for x in g.inputs[i] if g.ops[x] == "const"]
         factor = constants[-1] if constants else None
+        anything: Masks = (0, 0, d | s | p | q | r, 0, n, 0)
+        if op == "mul" and "hi" in kinds:
+            return anything
+        wide = bool(kinds) and (kinds[-1].endswith("64") or "wide" in kinds)
         if not isinstance(factor, int):
-            high = op == "mul" and "hi" in g.data[i]
-            return (0, 0, d | s | p | q, 0, n) if high else (0, d | s, p, q, n)
+            # The other factor may be 1, or so great that half a pointer comes up high.
+            return (0, s, d | p | q | r, 0, n, 0) if wide and "wide" not in kinds else (0, s, d | p, q, n, r)
         if factor == (0 if op == "shl" else 1):
             return v
         if op == "mul" and factor == -1:
-            return d, s, p, q, n | d | p
-        if op == "shl":
-            high = factor >= 31
-        else:
-            high = not -(1 << 31) < factor < 1 << 31 or "hi" in g.data[i]
-        return (0, 0, d | s | p | q, 0, n) if high else (0, d | s, p, q, n)
+            return d, s, p, q, n | d | p, r
+        if factor >= 31 if op == "shl" else not -(1 << 31) < factor < 1 << 31:
+            return anything
+        if wide:
+            p, q, r = p | r, 0, q
+        return (0, s, d | p, q, n, r) if op == "mul" and factor % 2 else (0, d | s, p, q, n, r)
 
     def _cvt_bytes(self, parts: tuple[str, ...]) -> int:
         """The narrower side of a conversion."""
@@ -237,21 +260,21 @@ class Origins:
     def _source(self, op: str, data: Any) -> Masks:
         size = self.graph.module.pointer_bytes
         if op == "foreign" or op == "load":
-            return (FOREIGN, 0, 0, 0, 0) if data >= size else (0, 0, 0, FOREIGN, 0)
+            return _source(FOREIGN, data >= size)
         if op == "param":
             variable, offset, nbytes, _ = data
             bit = self.slot(variable, offset)
             if nbytes >= size:
                 self.full.update(o for o in self.origins(bit))
-            return (bit, 0, 0, 0, 0) if nbytes >= size else (0, 0, 0, bit, 0)
+            return _source(bit, nbytes >= size)
         if op == "address":
             variable, _ = data
             if variable.space == "shared":
-                return SHARED, 0, 0, 0, 0
+                return _source(SHARED)
             if variable.space == "local":
-                return LOCAL, 0, 0, 0, 0
-            return (self.bit(_WHOLE if variable.space == "param" else _MODULE, variable), 0, 0, 0, 0)
-        return FUNCTION, 0, 0, 0, 0
+                return _source(LOCAL)
+            return _source(self.bit(_WHOLE if variable.space == "param" else _MODULE, variable))
+        return _source(FUNCTION)
 
     # memory that values pass through
 
@@ -341,12 +364,12 @@ class Origins:
         return self._based(v) | self.firm[node]
 
     def _based(self, v: Masks) -> int:
-        d, s, p, q, n = v
+        d, s, p, q, n, r = v
         if not d:
-            return s | p | q
+            return s | p | q | r
         keep = d | p | (s & self.trusted)
         known = (d | p) & self.trusted
-        if known and known & (known - 1) == 0 and not n & keep:
+        if known & d and known & (known - 1) == 0 and not n & keep:
             # One pointer plus numbers. What only this thread block can name is never such a number.
             return known | (keep & (SHARED | LOCAL | FUNCTION | self.whole))
         return keep
