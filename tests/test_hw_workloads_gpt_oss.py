@@ -43,17 +43,27 @@ def run(model: GptOss, tokens: torch.Tensor, past: int = 0) -> torch.Tensor:
 @pytest.mark.quick
 def test_mxfp4_against_a_table() -> None:
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
-    codes = torch.randint(0, 16, (3, 128), generator=torch.Generator().manual_seed(0))
-    packed, scale = torch.zeros(3, 64, dtype=torch.uint8), torch.randint(110, 129, (3, 4), dtype=torch.uint8)
-    for row in range(3):
-        for k in range(128):
-            byte = k // 64 * 32 + k % 32
-            packed[row, byte] |= int(codes[row, k]) << (4 if k % 64 >= 32 else 0)
-    got = moe.dequantise(packed, scale)
-    want = [[values[codes[r, k]] * 2.0 ** (int(scale[r, k // 32]) - 127) for k in range(128)] for r in range(3)]
-    assert torch.equal(got, torch.tensor(want))
-    again, scales = moe.quantise(got)
-    assert torch.equal(moe.dequantise(again, scales), got)
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (2, 64, 128), generator=generator)
+    scale = torch.randint(1, 129, (2, 64, 4), dtype=torch.uint8, generator=generator)
+    packed, scales = moe.tiles(codes, scale)
+    assert packed.numel() * 4 == codes.numel() / 2 and scales.numel() * 4 == scale.numel()
+    got = moe.dequantise(packed, scales)
+    want = torch.tensor(values)[codes] * torch.exp2(scale.double() - 127).float().repeat_interleave(32, dim=-1)
+    assert torch.equal(got, want)
+    got = moe.dequantise(*moe.tiles(codes, scale.clamp(min=40)))
+    assert torch.equal(moe.dequantise(*moe.quantise(got)), got)
+
+
+@pytest.mark.quick
+def test_a_lane_holds_its_part_of_the_matrix_operand() -> None:
+    """A lane's 16 bytes hold rows r and r + 8 of its warp, and columns 2 c, 2 c + 1 of every eight."""
+    for lane, row, column in ((0, 0, 0), (1, 8, 3), (37, 17, 10), (127, 63, 63), (6, 1, 20)):
+        codes = torch.zeros(64, 64, dtype=torch.long)
+        codes[row, column] = 15
+        words, _ = moe.tiles(codes, torch.ones(64, 2))
+        holder = words[0, 0].ne(0).any(-1).nonzero().item()
+        assert holder == row // 16 * 32 + row % 8 * 4 + column % 8 // 2 == lane
 
 
 @pytest.mark.quick
@@ -72,7 +82,8 @@ def test_experts_against_a_loop_over_tokens(tokens: int, block: int) -> None:
         assert top.tolist() == chosen[t].tolist()
         y = torch.zeros(d)
         for expert, p in zip(top, logits[t][top].softmax(0), strict=True):
-            gate, up = F.linear(x[t], full1[expert], b1[expert]).chunk(2)
+            y1 = F.linear(x[t], full1[expert], b1[expert]).view(-1, 2, 8)
+            gate, up = y1[:, 0].flatten(), y1[:, 1].flatten()
             gate, up = gate.clamp(max=7), up.clamp(-7, 7)
             y += p * F.linear(gate * torch.sigmoid(1.702 * gate) * (up + 1), full2[expert], b2[expert])
         torch.testing.assert_close(down.view(tokens, k, d)[t].sum(0), y, atol=1e-4, rtol=1e-4)
@@ -155,7 +166,7 @@ def test_logits_equal_the_reference_implementation() -> None:
     w = model.weights
     for i in range(2):
         p, a, m = f"model.layers.{i}", f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
-        parts = lambda x: torch.cat((x[..., ::2], x[..., 1::2]), -1)  # noqa: E731  gate and up alternate there
+        parts = lambda x: x.unflatten(-1, (-1, 8, 2)).transpose(-1, -2).flatten(-3)  # noqa: E731  alternate singly there
         w |= {
             f"layers.{i}.norm1": source[f"{p}.input_layernorm.weight"],
             f"layers.{i}.wqkv": torch.cat([source[f"{a}.{x}_proj.weight"] for x in "qkv"]),

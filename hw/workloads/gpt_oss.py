@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from hw.workloads.base import NamedTensor, UnitSpec, Workload, decode_grid, functions, prefill_grid, under
 from hw.workloads.language import cached_tensors, embed, rope
-from hw.workloads.moe import block_rows, moe_down, moe_route, moe_up
+from hw.workloads.moe import BIAS, block_rows, moe_down, moe_route, moe_up
 from hw.workloads.sinks import attention_sinks
 
 
@@ -130,10 +130,12 @@ class GptOss(Workload):
     def _weight(self, name: str, shape: tuple[int, ...]) -> None:
         make, leaf = {"device": self.device}, name.rsplit(".", 1)[-1]
         if len(shape) == 3 and self.packed:
-            codes = torch.empty((*shape[:-1], shape[-1] // 2), dtype=torch.uint8, **make)
-            self.weights[name] = codes.random_(0, 256, generator=self._generator)
-            scale = torch.empty((*shape[:-1], shape[-1] // 32), dtype=torch.uint8, **make)
-            self.weights[f"{name}_scale"] = scale.random_(119, 121, generator=self._generator)
+            (e, n, k), words = shape, {"dtype": torch.int32, **make}
+            self.weights[name] = torch.empty((e, n // 64, k // 64, 128, 4), **words)
+            self.weights[f"{name}_scale"] = torch.empty((e, n // 64, k // 64, 32), **words)
+            self.weights[name].view(torch.uint8).random_(0, 256, generator=self._generator)
+            low = 119 + BIAS
+            self.weights[f"{name}_scale"].view(torch.uint8).random_(low, low + 2, generator=self._generator)
             return
         w = torch.empty(shape, dtype=torch.bfloat16, **make)
         if leaf == "router_bias" and self.routing == "zipf":

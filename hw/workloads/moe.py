@@ -7,8 +7,9 @@ Order of rows: choice c = token * k + slot. `moe_route` lays the choices out by 
 whole blocks, so that a block of rows multiplies with one expert. The number of blocks has a static upper limit;
 blocks beyond the last one used carry expert -1.
 
-MXFP4: values of 4 bits (e2m1) that share a scale 2^(s - 127) per 32. Byte j of every 32 holds value j of a group
-of 64 in its low half and value j + 32 in its high half. Scales stay within 1 <= s <= 128.
+MXFP4: values of 4 bits (e2m1) that share a scale 2^(s - 127) per 32, 1 <= s <= 128. Both lie in memory as the tensor
+cores take them, in tiles of 64 rows and 64 columns ([E, N / 64, K / 64, ...]): see `tiles`. The rows of a first layer
+alternate: 8 rows of the gate, then the 8 rows of `up` that belong to them.
 """
 
 from __future__ import annotations
@@ -20,28 +21,64 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 LIMIT, ALPHA = 7.0, 1.702  # of the gated activation
 
 
+#: Where bits (sign, exponent high, exponent low, mantissa) of the four values lie in each half of a word, counted from
+#: its lowest bit and around its end: a rotation and a mask make a pair of bf16 of three of them, two make the fourth.
+PLACES = ((19, 12, 11, 10), (25, 18, 17, 16), (29, 22, 21, 20), (15, 8, 7, 14))
+BIAS = 126  # of the stored scales: the values come out of their bits times 2^-126
+
+# Axes of a tile: 64 rows are (warp 4, half 2, lane row 8), 64 columns (group 2, step 2, half 2, lane column 4, pair 2).
+# A word of 8 values belongs to a lane (warp, lane row, lane column), a row half and a group of 32 columns.
+_ROWS, _COLUMNS = (4, 2, 8), (2, 2, 2, 4, 2)
+
+
+def tiles(codes: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes 0-15 [..., N, K] and scales [..., N, K / 32] to int32 words [..., N / 64, K / 64, 128, 4] and
+    [..., N / 64, K / 64, 32] (four scales each). N and K are multiples of 64."""
+    lead = codes.dim() - 2
+    c = codes.long().unflatten(-2, (-1, *_ROWS)).unflatten(-1, (-1, *_COLUMNS))
+    # N / 64, warp, half, row | K / 64, group, step, half, column, pair
+    order = (0, 4, 1, 3, 8, 2, 5, 6, 7, 9)
+    c = c.permute(*range(lead), *(lead + i for i in order)).flatten(-3, -2)  # ..., value 4, pair 2
+    words = torch.zeros(c.shape[:-2], dtype=torch.int64, device=codes.device)
+    for value, places in enumerate(PLACES):
+        for pair in (0, 1):
+            for bit, place in zip((3, 2, 1, 0), places, strict=True):
+                words |= (c[..., value, pair] >> bit & 1) << (place + 16 * pair) % 32
+    t = (scale.long() + BIAS).unflatten(-2, (-1, *_ROWS)).unflatten(-1, (-1, 2))
+    t = t.permute(*range(lead), *(lead + i for i in (0, 4, 1, 3, 2, 5))).flatten(-2)  # ..., warp, row, (half, group)
+    both = words.flatten(-5, -3).flatten(-2), (t << torch.arange(0, 32, 8, device=t.device)).sum(-1).flatten(-2)
+    return both[0].to(torch.int32), both[1].to(torch.int32)
+
+
 def dequantise(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """MXFP4 [..., K / 2] with scales [..., K / 32] to float32 [..., K]."""
+    """Tiles [..., N / 64, K / 64, 128, 4] with their scales [..., 32] to float32 [..., N, K]."""
     table = torch.tensor([*E2M1, *(-v for v in E2M1)], device=packed.device)
-    groups = packed.unflatten(-1, (-1, 32)).long()
-    values = torch.stack((table[groups & 15], table[groups >> 4]), dim=-2).flatten(-3, -2)  # [..., K / 32, 32]
-    return (values * torch.exp2(scale.float() - 127)[..., None]).flatten(-2)
+    words, device = packed.long() & 0xFFFFFFFF, packed.device
+    place = torch.tensor(PLACES, device=device)[:, None, :] + torch.tensor((0, 16), device=device)[:, None]  # 4, 2, 4
+    bits = words[..., None, None, None] >> place % 32 & 1
+    codes = (bits << torch.tensor((3, 2, 1, 0), device=device)).sum(-1)
+    byte = (scale.long() & 0xFFFFFFFF)[..., None] >> torch.arange(0, 32, 8, device=device) & 255
+    factor = torch.exp2(byte.float() - BIAS - 127).unflatten(-1, (2, 2)).unflatten(-3, (4, 8, 1))
+    y = table[codes].unflatten(-3, (2, 2)).unflatten(-5, (4, 8, 4)) * factor[..., None, None]
+    y = y.unflatten(-2, (2, 2))  # N / 64, K / 64, warp, row, column, half, group, step, half, pair
+    lead = y.dim() - 10
+    y = y.permute(*range(lead), *(lead + i for i in (0, 2, 5, 3, 1, 6, 7, 8, 4, 9)))
+    return y.flatten(-6).flatten(-5, -2)
 
 
 def quantise(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nearest MXFP4 of [..., K]: packed values and scales; the inverse of `dequantise` up to rounding."""
+    """Nearest MXFP4 of [..., N, K] as tiles and their scales; the inverse of `dequantise` up to rounding."""
     groups = w.float().unflatten(-1, (-1, 32))
     scale = (torch.floor(torch.log2(groups.abs().amax(-1).clamp(min=2.0**-100))) - 2 + 127).clamp(1, 128)
     scaled = groups * torch.exp2(127 - scale)[..., None]
     index = (scaled.abs()[..., None] - torch.tensor(E2M1, device=w.device)).abs().argmin(-1)
-    nibble = (index + 8 * (scaled < 0)).to(torch.uint8).unflatten(-2, (-1, 2))
-    return (nibble[..., 0, :] | nibble[..., 1, :] << 4).flatten(-2), scale.to(torch.uint8)
+    return tiles((index + 8 * (scaled < 0)).flatten(-2), scale)
 
 
 def block_rows(choices: int, experts: int) -> int:
     """Rows of a block: about what an expert gets."""
     each = choices // experts
-    return 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 128 else 128
+    return 16 if each <= 8 else 32 if each <= 22 else 64 if each <= 80 else 128
 
 
 def block_limit(choices: int, experts: int, block: int) -> int:
@@ -102,7 +139,7 @@ def moe_up(
 ) -> torch.Tensor:  # fmt: skip
     """First expert layer and its activation: x [T, D] to [T * k, F], a row per choice.
 
-    `weight` [E, 2 F, D] (bf16, or packed with `scale`), gate rows before up rows; `bias` [E, 2 F].
+    `weight` [E, 2 F, D] (bf16, or tiles with `scale`) and `bias` [E, 2 F]: rows of gate and up alternate in eights.
     """
     choices, block = x.shape[0] * k, len(order) // len(owner)
     out = x.new_empty(choices, bias.shape[1] // 2)
@@ -112,7 +149,7 @@ def moe_up(
         if e < 0 or not len(rows):
             continue
         y = F.linear(x[rows // k], _expert(weight, scale, e, x.dtype), bias[e].to(x.dtype)).float()
-        gate, up = y.chunk(2, dim=-1)
+        gate, up = (part.flatten(-2) for part in y.unflatten(-1, (-1, 2, 8)).unbind(-2))
         gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
         out[rows] = ((up + 1) * gate * torch.sigmoid(ALPHA * gate)).to(x.dtype)
     return out

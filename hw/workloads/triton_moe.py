@@ -1,11 +1,15 @@
 """Triton bodies of the operators in `moe`: imported only where they run.
 
 The grouped GEMM computes its tile transposed, weights [BN, 64] times rows [64, BM]: weights are then the operand
-that tensor cores take from registers, where they are dequantised, and few rows do not waste the tile.
+that tensor cores take from registers, where they are dequantised, and few rows do not waste the tile. Packed
+weights lie in memory in the order of that operand (see `moe.tiles`): a thread reads 16 contiguous bytes, which
+hold its own part of a tile, so weights never pass between threads.
 """
 # mypy: disable-error-code="no-untyped-def, no-any-return"
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -13,38 +17,34 @@ import triton.language as tl
 
 from hw.workloads.moe import ALPHA, LIMIT, block_limit
 
-#: Four packed bytes to 4 + 4 bf16 (low halves, high halves): the three value bits become exponent and mantissa
-#: of a bf16 (2^-126 of the value), which a product with the scale puts right. $4 bytes, $5-$8 scales.
-DEQUANTISE = """{
-.reg .b32 a, b, t, u;
-prmt.b32 a, $4, 0, 0x4140;
-prmt.b32 b, $4, 0, 0x4342;
-shl.b32 t, a, 6;
-and.b32 t, t, 0x01C001C0;
-shl.b32 u, a, 12;
-and.b32 u, u, 0x80008000;
-or.b32 t, t, u;
-mul.rn.bf16x2 $0, t, $5;
-shl.b32 t, b, 6;
-and.b32 t, t, 0x01C001C0;
-shl.b32 u, b, 12;
-and.b32 u, u, 0x80008000;
-or.b32 t, t, u;
-mul.rn.bf16x2 $1, t, $6;
-shl.b32 t, a, 2;
-and.b32 t, t, 0x01C001C0;
-shl.b32 u, a, 8;
-and.b32 u, u, 0x80008000;
-or.b32 t, t, u;
-mul.rn.bf16x2 $2, t, $7;
-shl.b32 t, b, 2;
-and.b32 t, t, 0x01C001C0;
-shl.b32 u, b, 8;
-and.b32 u, u, 0x80008000;
-or.b32 t, t, u;
-mul.rn.bf16x2 $3, t, $8;
-}"""
-_DEQUANTISE = tl.constexpr(DEQUANTISE)
+#: A product of two bf16 at once, and one half of a word in both halves.
+MULTIPLY = tl.constexpr("mul.rn.bf16x2 $0, $1, $2;")
+LOW_TWICE = tl.constexpr("prmt.b32 $0, $1, 0, 0x1010;")
+HIGH_TWICE = tl.constexpr("prmt.b32 $0, $1, 0, 0x3232;")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Shape of one launch of `moe_gemm`: `columns` weight rows per program, `step` tiles of 64 per iteration."""
+
+    columns: int
+    warps: int
+    stages: int
+    step: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"n{self.columns}w{self.warps}s{self.stages}x{self.step}"
+
+
+#: By rows of a block; [first layer, second layer].
+CHOSEN: dict[int, tuple[Variant, Variant]] = {
+    16: (Variant(64, 4, 4, 3), Variant(64, 4, 4, 3)),
+    32: (Variant(64, 4, 4, 3), Variant(64, 4, 4, 3)),
+    64: (Variant(128, 4, 4), Variant(128, 4, 4)),
+    128: (Variant(128, 4, 3), Variant(128, 4, 3)),
+    256: (Variant(128, 8, 3), Variant(128, 8, 3)),
+}
 
 
 @triton.jit
@@ -96,72 +96,119 @@ def moe_sort(chosen, order, owner, choices, limit, E: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _weights(w, s, PACKED: tl.constexpr, ASM: tl.constexpr, kind: tl.constexpr):
-    """Two [BN, 32] tiles of weights: values 0-31 and 32-63 of a group of 64."""
-    if PACKED:
-        q = tl.load(w)
-        low, high = tl.load(s), tl.load(s + 1)
-        if ASM:
-            low = ((low.to(tl.uint16) + 126) << 7).to(tl.bfloat16, bitcast=True)
-            high = ((high.to(tl.uint16) + 126) << 7).to(tl.bfloat16, bitcast=True)
-            a, b = tl.inline_asm_elementwise(
-                _DEQUANTISE, "=r,=r,=r,=r,r,r,r,r,r", [q, low, high], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True,
-                pack=4,
-            )  # fmt: skip
-        else:  # the same in float32
-            v = q.to(tl.uint32)
-            low = ((low.to(tl.uint32) + 126) << 23).to(tl.float32, bitcast=True)
-            high = ((high.to(tl.uint32) + 126) << 23).to(tl.float32, bitcast=True)
-            a = (((v & 7) << 22) | ((v & 8) << 28)).to(tl.float32, bitcast=True) * low
-            b = (((v & 0x70) << 18) | ((v & 0x80) << 24)).to(tl.float32, bitcast=True) * high
-        return a.to(kind), b.to(kind)
-    else:  # noqa: RET505
-        return tl.load(w).to(kind), tl.load(w + 32).to(kind)
+def _word(at):
+    return tl.load(at).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
+def _spread(q):
+    """A word of 8 values to 4 pairs of bf16, as 2^-126 times the values: bits `moe.PLACES` in their own halves."""
+    mask: tl.constexpr = 0x81C081C0
+    p0 = ((q >> 4) | (q << 28)) & mask
+    p1 = ((q >> 10) | (q << 22)) & mask
+    p2 = ((q >> 14) | (q << 18)) & mask
+    p3 = (q & 0x81808180) | ((q >> 8) & 0x00400040)
+    return p0, p1, p2, p3
+
+
+@triton.jit
+def _halves(p, s, ASM: tl.constexpr):
+    """Two bf16 in each of `p` times the scale: [..., 2]."""
+    if ASM:
+        y = tl.inline_asm_elementwise(MULTIPLY, "=r,r,r", [p, s], dtype=tl.uint32, is_pure=True, pack=1)
+        low = (y & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        high = (y >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:  # the same in float32
+        low = (p << 16).to(tl.float32, bitcast=True) * s
+        high = (p & 0xFFFF0000).to(tl.float32, bitcast=True) * s
+    return tl.join(low, high)
+
+
+@triton.jit
+def _scales(w, ASM: tl.constexpr):
+    """Four scales in each word of `w` to [..., 4]: bf16 in both halves, or float32."""
+    even = (w << 7) & 0x7F807F80
+    odd = (w >> 1) & 0x7F807F80
+    if ASM:
+        s0 = tl.inline_asm_elementwise(LOW_TWICE, "=r,r", [even], dtype=tl.uint32, is_pure=True, pack=1)
+        s1 = tl.inline_asm_elementwise(LOW_TWICE, "=r,r", [odd], dtype=tl.uint32, is_pure=True, pack=1)
+        s2 = tl.inline_asm_elementwise(HIGH_TWICE, "=r,r", [even], dtype=tl.uint32, is_pure=True, pack=1)
+        s3 = tl.inline_asm_elementwise(HIGH_TWICE, "=r,r", [odd], dtype=tl.uint32, is_pure=True, pack=1)
+    else:
+        s0 = (even << 16).to(tl.float32, bitcast=True)
+        s1 = (odd << 16).to(tl.float32, bitcast=True)
+        s2 = (even & 0xFFFF0000).to(tl.float32, bitcast=True)
+        s3 = (odd & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.reshape(tl.join(tl.join(s0, s2), tl.join(s1, s3)), (w.shape[0], 4))
+
+
+@triton.jit
+def _unpack(q, w, R: tl.constexpr, ASM: tl.constexpr):
+    """R tiles: words `q` [R * 128, 4] with scales `w` [R * 128] to weights [R * 64, 64]; see `moe.tiles`."""
+    p0, p1, p2, p3 = _spread(q)
+    s = _scales(w, ASM)
+    a = tl.join(_halves(p0, s, ASM), _halves(p1, s, ASM))
+    b = tl.join(_halves(p2, s, ASM), _halves(p3, s, ASM))
+    y = tl.reshape(tl.join(a, b), (R * 4, 8, 4, 2, 2, 2, 2, 2))  # warp, row, lane, row half, group, pair, half, step
+    return tl.reshape(tl.permute(y, (0, 3, 1, 4, 7, 6, 2, 5)), (R * 64, 64))
+
+
+@triton.jit(do_not_specialize=["choices"])
 def moe_gemm(
     x, weight, scale, bias, order, owner, gain, out, n, k, choices, PER_ROW: tl.constexpr, GATED: tl.constexpr,
     PACKED: tl.constexpr, ASM: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    BN: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Block `program_id(1)` of rows times BN outputs of its expert, then activation (GATED) or gain."""
+    """Block `program_id(1)` of rows times BN rows of its expert's weights, then activation (GATED) or gain.
+
+    `n`: weight rows of an expert; the width of `out` is half of that if GATED.
+    """
     expert = tl.load(owner + tl.program_id(1)).to(tl.int64)
     if expert < 0:
         return
+    kind = x.dtype.element_ty
     row = tl.load(order + tl.program_id(1) * BM + tl.arange(0, BM))
     live = row < choices
-    column = tl.program_id(0) * BN + tl.arange(0, BN)
-    inside = tl.minimum(column, n - 1)  # rows beyond the last are computed and dropped
-    rows = expert * (2 * n if GATED else n) + inside
-    depth = tl.arange(0, 32)
-    width: tl.constexpr = 32 if PACKED else 64
+    depth = tl.arange(0, 64)
     a = x + (tl.where(live, row, 0) // PER_ROW).to(tl.int64)[:, None] * k + depth[None, :]
-    w = weight + rows[:, None] * (k // 64 * width) + depth[None, :]
-    s = scale + rows[:, None] * (k // 32)
-    up = n.to(tl.int64)
-    acc = tl.zeros((BN, BM), tl.float32)
-    acc_up = tl.zeros((BN, BM), tl.float32)
-    kind = x.dtype.element_ty
-    for _ in range(k // 64):
-        low, high = tl.trans(tl.load(a)), tl.trans(tl.load(a + 32))
-        w0, w1 = _weights(w, s, PACKED, ASM, kind)
-        acc = tl.dot(w1, high, tl.dot(w0, low, acc))
-        if GATED:
-            w0, w1 = _weights(w + up * (k // 64 * width), s + up * (k // 32), PACKED, ASM, kind)
-            acc_up = tl.dot(w1, high, tl.dot(w0, low, acc_up))
-        a += 64
-        w += width
-        s += 2
-    acc += tl.load(bias + rows).to(tl.float32)[:, None]
-    if GATED:
-        acc_up += tl.load(bias + rows + up).to(tl.float32)[:, None]
-        gate = tl.minimum(acc, LIMIT)
-        acc = (tl.minimum(tl.maximum(acc_up, -LIMIT), LIMIT) + 1) * gate * tl.sigmoid(ALPHA * gate)
+    column = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), n - 1)  # beyond the last: computed and dropped
+    tiles = k // 64
+    R: tl.constexpr = BN // 64
+    if PACKED:
+        lane = tl.arange(0, R * 128)
+        tile = tl.minimum(tl.program_id(0) * R + lane // 128, n // 64 - 1)
+        first = (expert * (n // 64) + tile) * tiles
+        w = weight + (first * 512 + lane % 128 * 4)[:, None] + tl.arange(0, 4)[None, :]
+        s = scale + first * 32 + lane % 128 // 4
     else:
-        acc *= tl.load(gain + row, mask=live, other=0.0)[None, :]
-    place = out + row.to(tl.int64)[None, :] * n + column[:, None]
-    tl.store(place, acc.to(kind), mask=live[None, :] & (column < n)[:, None])
+        w = weight + (expert * n + column)[:, None] * k + depth[None, :]
+        s = scale
+    acc = tl.zeros((BN, BM), tl.float32)
+    for _ in range(tiles // STEP):
+        for i in tl.static_range(STEP):
+            rows = tl.load(a + i * 64, mask=live[:, None], other=0.0)
+            if PACKED:
+                y = _unpack(_word(w + i * 512), _word(s + i * 32), R, ASM)
+            else:
+                y = tl.load(w + i * 64)
+            acc = tl.dot(y.to(kind), tl.trans(rows), acc)
+        a += STEP * 64
+        w += STEP * (512 if PACKED else 64)
+        s += STEP * 32
+    acc += tl.load(bias + expert * n + column).to(tl.float32)[:, None]
+    if GATED:  # rows alternate in eights
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (BN // 16, 2, 8, BM)), (0, 2, 3, 1)))
+        gate = tl.minimum(tl.reshape(gate, (BN // 2, BM)), LIMIT)
+        up = tl.minimum(tl.maximum(tl.reshape(up, (BN // 2, BM)), -LIMIT), LIMIT)
+        y = (up + 1) * gate * tl.sigmoid(ALPHA * gate)
+        width = n // 2
+        place = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)
+    else:
+        y = acc * tl.load(gain + row, mask=live, other=0.0)[None, :]
+        width = n
+        place = tl.program_id(0) * BN + tl.arange(0, BN)
+    to = out + row.to(tl.int64)[:, None] * width + place[None, :]
+    tl.store(to, tl.trans(y.to(kind)), mask=live[:, None] & (place < width)[None, :])
 
 
 def route(
@@ -184,18 +231,18 @@ def route(
 
 def grouped_gemm(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor, order: torch.Tensor,
-    owner: torch.Tensor, gain: torch.Tensor | None, per_row: int,
+    owner: torch.Tensor, gain: torch.Tensor | None, per_row: int, variant: Variant | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`gain` None: the first layer with its activation; else the second."""
+    """`gain` None: the first layer with its activation; else the second. `variant` None: the chosen one."""
     x = x.contiguous()
-    choices, k, n = x.shape[0] * per_row, x.shape[1], bias.shape[1] // (2 if gain is None else 1)
-    out = torch.empty(choices, n, dtype=x.dtype, device=x.device)
-    rows = len(order) // len(owner)
-    wide = rows == 128
-    columns = 128 if wide and gain is not None else 64
-    moe_gemm[(triton.cdiv(n, columns), len(owner))](
+    gated, rows = gain is None, len(order) // len(owner)
+    choices, k, n = x.shape[0] * per_row, x.shape[1], bias.shape[1]
+    v = variant or CHOSEN[rows][0 if gated else 1]
+    step = v.step if k // 64 % v.step == 0 else 1
+    out = torch.empty(choices, n // 2 if gated else n, dtype=x.dtype, device=x.device)
+    moe_gemm[(triton.cdiv(n, v.columns), len(owner))](
         x, weight, weight if scale is None else scale, bias, order, owner, bias if gain is None else gain, out, n, k,
-        choices, PER_ROW=per_row, GATED=gain is None, PACKED=scale is not None, ASM=x.is_cuda, LIMIT=LIMIT,
-        ALPHA=ALPHA, BM=rows, BN=columns, num_warps=8 if wide else 4, num_stages=3 if wide else 5,
+        choices, PER_ROW=per_row, GATED=gated, PACKED=scale is not None, ASM=x.is_cuda, LIMIT=LIMIT, ALPHA=ALPHA,
+        BM=rows, BN=v.columns, STEP=step, num_warps=v.warps, num_stages=v.stages,
     )  # fmt: skip
     return out
