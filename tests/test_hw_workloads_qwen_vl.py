@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 from hw.workloads.base import UnitSpec, under  # noqa: E402
-from hw.workloads.qwen_vl import QwenVL, QwenVLConfig, block, merge, vision_block, windows  # noqa: E402
+from hw.workloads.qwen_vl import QwenVL, QwenVLConfig, _aligned, block, merge, vision_block, windows  # noqa: E402
 
 TINY = QwenVLConfig(
     layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=48, vocab=64, sections=(2, 3, 3), vision_layers=3,
@@ -17,8 +19,9 @@ TINY = QwenVLConfig(
 def tiny() -> QwenVL:
     model = QwenVL("cpu", TINY, compiled=False)
     generator = torch.Generator().manual_seed(1)
-    for name in TINY.shapes():
+    for name, shape in TINY.shapes().items():
         w = model.weights[name].float()
+        assert w.shape == shape
         model.weights[name] = w + 0.2 * torch.randn(w.shape, generator=generator) if w.dim() == 1 else w
     return model
 
@@ -56,8 +59,23 @@ def test_published_sizes() -> None:
     assert sum(torch.Size(s).numel() for s in cfg.shapes().values()) == 8_292_166_656
     tower = [s for k, s in cfg.shapes().items() if k.startswith(("vision", "patch", "merger"))]
     assert round(sum(torch.Size(s).numel() for s in tower) / 1e6, 1) == 676.6
-    assert (cfg.image_tokens, windows(cfg)[1]) == (324, [(16, 16), (8, 8), (1, 4)])
+    assert (cfg.image_tokens, windows(cfg)[1]) == (784, [(49, 16)])
+    assert windows(replace(cfg, side=18))[1] == [(16, 16), (8, 8), (1, 4)]
     assert 2 * 2 * cfg.layers * cfg.kv_heads * cfg.head_dim == 57344
+
+
+@pytest.mark.quick
+def test_aligned_feed_forward_equals_the_plain_one() -> None:
+    w13, b13, w2, x = torch.randn(2 * 13, 6), torch.randn(2 * 13), torch.randn(5, 13), torch.randn(4, 6)
+    results = []
+    for change in (_aligned, lambda _name, w: w):
+        up, bias, down = (change(f"vision.0.{n}", w) for n, w in (("w13", w13), ("b13", b13), ("w2", w2)))
+        gate, y = torch.nn.functional.linear(x, up, bias).chunk(2, dim=-1)
+        results.append(torch.nn.functional.silu(gate) * y @ down.T)
+        width = down.shape[1]
+    assert width == 13 and _aligned("vision.0.w2", w2).shape == (5, 16)
+    torch.testing.assert_close(*results)
+    assert _aligned("layers.0.w2", w2) is w2
 
 
 @pytest.mark.quick
@@ -65,12 +83,12 @@ def test_blocks_trace_without_breaks() -> None:
     model = tiny()
     w = model.weights
     x, n = torch.randn(1, 4 * TINY.image_tokens, TINY.vision_hidden), tuple((c, 4 * s) for c, s in model.groups)
-    args = (x, w["vision.cos"], w["vision.sin"], under(w, "vision.0"), n, TINY)
+    args = (x, torch.randn_like(x), w["vision.cos"], w["vision.sin"], under(w, "vision.0"), n, TINY)
     traced = torch.compile(vision_block, fullgraph=True, dynamic=False, backend="aot_eager")
     torch.testing.assert_close(traced(*args), vision_block(*args))
     image = torch.zeros(1, TINY.image_tokens, TINY.hidden)
     torch.compile(merge, fullgraph=True, dynamic=False, backend="aot_eager")(
-        x, w["vision.back"], under(w, "merger"), image, TINY
+        x, torch.randn_like(x), w["vision.back"], under(w, "merger"), image, TINY
     )
     assert image.abs().sum() > 0
     for t, c in ((6, 6), (4, 9), (1, 9)):

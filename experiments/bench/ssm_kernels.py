@@ -1,6 +1,6 @@
 """Kernels of Mamba-2 on a GPU: values against the plain bodies, times of every tiling, and whole units.
 
-    PYTHONPATH=. python experiments/bench/ssm_kernels.py [--limit-s 240] [--out FILE.json] [--only values,step,conv,scan,gate,units]
+    PYTHONPATH=. python experiments/bench/ssm_kernels.py [--limit-s 240] [--out FILE.json] [--only values,scan,units]
 
 Times are medians of CUDA graph replays over rotating buffers larger than the L2. `share` is the limit over the time;
 the limit is the largest of bytes at 4.3 TB/s, multiply-adds at 790 TFLOP/s, and 2.5 us.

@@ -4,8 +4,8 @@ image's tokens among the prompt's.
 Shapes: Qwen/Qwen2.5-VL-7B-Instruct. Text: 28 layers, hidden 3584, 28 query and 4 KV heads of 128, feed-forward
 18944, vocabulary 152064, QKV bias, rotary angles from three positions (time, height, width) in sections of
 16/24/24. Vision: 32 layers, hidden 1280, 16 heads of 80, gated feed-forward 3420, attention within windows of
-112 pixels except in layers 7, 15, 23 and 31, and a merger of 2 x 2 patches to one token. An image of 504 x 504
-pixels makes 1296 patches of 14 and 324 tokens. Weights are random.
+112 pixels except in layers 7, 15, 23 and 31, and a merger of 2 x 2 patches to one token. An image of 784 x 784
+pixels makes 3136 patches of 14 in 49 equal windows, and 784 tokens. Weights are random.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class QwenVLConfig:
     full_layers: tuple[int, ...] = (7, 15, 23, 31)
     patch: int = 14
     frames: int = 2  # a still image is shown twice
-    side: int = 18  # image height and width in tokens of 2 x 2 patches
+    side: int = 28  # image height and width in tokens of 2 x 2 patches
     window: int = 4  # in tokens: 112 pixels
     image_at: int = 16  # prompt tokens before the image
 
@@ -73,6 +73,20 @@ class QwenVLConfig:
 
 
 W = dict[str, torch.Tensor]
+
+
+def _aligned(name: str, w: torch.Tensor) -> torch.Tensor:
+    """Zeros after the vision tower's feed-forward channels: rows of 3420 would break the GEMMs' 16-byte accesses.
+
+    They add nothing, as silu(0) 0 = 0 and their weights are 0.
+    """
+    leaf = name.rsplit(".", 1)[-1] if name.startswith("vision.") else ""
+    if leaf == "w2":
+        return F.pad(w, (0, -w.shape[1] % 8))
+    if leaf in ("w13", "b13"):  # gate, then up
+        halves = w.unflatten(0, (2, -1))
+        return F.pad(halves, (0,) * (2 * w.dim() - 1) + (-halves.shape[1] % 8,)).flatten(0, 1)
+    return w
 
 
 def windows(cfg: QwenVLConfig) -> tuple[torch.Tensor, list[tuple[int, int]]]:
@@ -115,13 +129,23 @@ def vision_embed(pixels: torch.Tensor, order: torch.Tensor, w: W) -> torch.Tenso
 
 
 def vision_block(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, w: W, groups: tuple[tuple[int, int], ...], cfg: QwenVLConfig
-) -> torch.Tensor:
-    """One vision layer, x [images, N, hidden]; attention within `groups` of (windows, patches each)."""
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    w: W,
+    groups: tuple[tuple[int, int], ...],
+    cfg: QwenVLConfig,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One vision layer, x [images, N, hidden]; attention within `groups` of (windows, patches each).
+
+    Returns what the layer adds, and the residual it is to be added to: the next layer does that with its norm.
+    """
     b, n, d = x.shape
+    x = x if residual is None else residual + x
     qkv = F.linear(rms_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"]).view(b, n, 3, cfg.vision_heads, -1)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [images, heads, N, head_dim]
-    q, k = rope(q, cos, sin), rope(k, cos, sin)
+    both, v = qkv.permute(2, 0, 3, 1, 4).split([2, 1])  # [2 or 1, images, heads, N, head_dim]
+    (q, k), v = rope(both, cos, sin).unbind(0), v[0]
     done, at = [], 0
     for count, size in groups:
         part = [t[:, :, at : at + count * size].unflatten(2, (count, size)).transpose(1, 2) for t in (q, k, v)]
@@ -130,12 +154,14 @@ def vision_block(
         at += count * size
     x = x + F.linear(torch.cat(done, dim=1) if len(done) > 1 else done[0], w["wo"], w["bo"])
     gate, up = F.linear(rms_norm(x, w["norm2"], cfg.eps), w["w13"], w["b13"]).chunk(2, dim=-1)
-    return x + F.linear(F.silu(gate) * up, w["w2"], w["b2"])
+    return F.linear(F.silu(gate) * up, w["w2"], w["b2"]), x
 
 
-def merge(x: torch.Tensor, order: torch.Tensor, w: W, image: torch.Tensor, cfg: QwenVLConfig) -> None:
+def merge(
+    x: torch.Tensor, residual: torch.Tensor, order: torch.Tensor, w: W, image: torch.Tensor, cfg: QwenVLConfig
+) -> None:
     """Every 2 x 2 patches become one token of `image` [images, tokens, hidden], in reading order."""
-    h = rms_norm(x, w["norm"], cfg.eps).unflatten(1, (-1, 4)).flatten(2)
+    h = rms_norm(residual + x, w["norm"], cfg.eps).unflatten(1, (-1, 4)).flatten(2)
     h = F.linear(F.gelu(F.linear(h, w["w1"], w["b1"])), w["w2"], w["b2"])
     image.copy_(h[:, order])
 
@@ -184,7 +210,7 @@ class QwenVL(Workload):
                 w.normal_(0, shape[-1] ** -0.5, generator=generator)
             else:
                 w.fill_(1 if "norm" in name else 0)
-            self.weights[name] = w
+            self.weights[name] = _aligned(name, w)
         # Lookup tables: fixed, and wherever a layer runs.
         tokens, self.groups = windows(cfg)
         patches = (4 * tokens[:, None] + torch.arange(4)).flatten()
@@ -243,15 +269,15 @@ class QwenVL(Workload):
     def _encode(self) -> torch.Tensor:
         w, i = self.weights, self.inputs
         with self.scope("patch"):
-            x = self._fn["vision_embed"](i["pixels"], w["vision.order"], under(w, "patch"))
+            x, residual = self._fn["vision_embed"](i["pixels"], w["vision.order"], under(w, "patch")), None
         for n in range(self.cfg.vision_layers):
             with self.scope(f"vision.{n}"):
                 whole = n in self.cfg.full_layers
                 groups = ((1, x.shape[1]),) if whole else tuple((count, 4 * size) for count, size in self.groups)
                 tables = (w["vision.cos"], w["vision.sin"])
-                x = self._fn["vision_block"](x, *tables, under(w, f"vision.{n}"), groups, self.cfg)
+                x, residual = self._fn["vision_block"](x, residual, *tables, under(w, f"vision.{n}"), groups, self.cfg)
         with self.scope("merger"):
-            self._fn["merge"](x, w["vision.back"], under(w, "merger"), i["image"], self.cfg)
+            self._fn["merge"](x, residual, w["vision.back"], under(w, "merger"), i["image"], self.cfg)
         return i["image"]
 
     @torch.no_grad()
