@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from hw.capture import classify
-from hw.capture.buffers import BufferTable, site_accesses
+from hw.capture.accesses import site_accesses
+from hw.capture.buffers import BufferTable
 from hw.capture.driver import MEMCPY, MEMSET, Node
 from hw.capture.recorder import Call
 from hw.capture.timing import NodeTimes
 from hw.errors import HardwareError
 from hw.workloads.base import UnitSpec, Work, Workload
 from tesserasim import __version__
-from tesserasim.trace.model import Access, Kernel, Trace, TraceMeta, structure_sha256
+from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta, structure_sha256
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,10 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
     ]
     parts = classify.parts(calls, leaves, workload.weights_of)
     sites = _site_names(calls, leaves)
+    rows, buffers, warnings = unit_accesses(calls, captured.nodes, table, captured.segments)
     kernels: list[Kernel] = []
-    rows: list[list[Access]] = []
-    warnings: list[str] = []
     for call, leaf, part, site in zip(calls, leaves, parts, sites, strict=True):
-        nodes = captured.nodes[call.first : call.last]
-        label = f"{call.module}@{call.first}"  # short: names of activations need not be stable
-        accesses, notes = site_accesses(call, nodes, table, captured.segments, label)
-        warnings += notes
-        kernels += _kernels(captured, call, leaf, part, site, accesses, table, workload)
-        rows += accesses
-    buffers = tuple(table.finish(rows))
+        kernels += _kernels(captured, call, leaf, part, site, rows[call.first : call.last], buffers, workload)
     count = Counter(k.site for k in kernels)
     kernels = [
         dataclasses.replace(k, group_reason="kernels of one call" if count[k.site] > 1 else "") for k in kernels
@@ -79,7 +73,24 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
             "e2e_host_included_ns": captured.idle_samples_ns,
         },
     )  # fmt: skip
-    return Trace(meta, tuple(kernels), buffers)
+    return Trace(meta, tuple(kernels), tuple(buffers))
+
+
+def unit_accesses(
+    calls: Sequence[Call], nodes: list[Node], table: BufferTable, segments: list[tuple[int, int]]
+) -> tuple[list[list[Access]], list[Buffer], list[str]]:
+    """Accesses per graph node, the buffers they name, and warnings; `calls` cover every node once, in order."""
+    rows: list[list[Access]] = []
+    warnings: list[str] = []
+    for call in calls:
+        label = f"{call.module}@{call.first}"  # short: names of activations need not be stable
+        accesses, notes = site_accesses(call, nodes[call.first : call.last], table, segments, label)
+        rows += accesses
+        warnings += notes
+    for node, access in table.late:
+        rows[node].append(access)
+    buffers, notes = table.finish(rows, segments)
+    return rows, buffers, warnings + notes
 
 
 def _complete(captured: Captured) -> list[Call]:
@@ -126,7 +137,7 @@ def _own_work(call: Call, workload: Workload) -> Work | None:
 
 def _kernels(
     captured: Captured, call: Call, leaf: str, part: str, site: str, accesses: list[list[Access]],
-    table: BufferTable, workload: Workload,
+    buffers: Sequence[Buffer], workload: Workload,
 ) -> list[Kernel]:  # fmt: skip
     unit = captured.unit
     work = _own_work(call, workload)
@@ -134,7 +145,7 @@ def _kernels(
         kind, shape, flops, weight_share = work.kind, dict(work.shape), work.flops, work.weight_share
     else:
         kind = classify.kind_of(call, unit)
-        shape = classify.shape_of(call, kind, sum(classify.bytes_of(a, table.buffers)[1] for a in accesses))
+        shape = classify.shape_of(call, kind, sum(classify.bytes_of(a, buffers)[1] for a in accesses))
         flops, weight_share = classify.flops_of(kind, shape, causal=unit.phase == "prefill"), 1.0
     weight_dtype, act_dtype = classify.dtype_names(call.arguments)
     # The call's work belongs to its longest kernel: a split-K reduce or a memset does none of the FLOPs.
@@ -144,7 +155,7 @@ def _kernels(
     for j in range(call.last - call.first):
         i = call.first + j
         node = captured.nodes[i]
-        read, written = classify.bytes_of(accesses[j], table.buffers, call.door == "triton", weight_share)
+        read, written = classify.bytes_of(accesses[j], buffers, call.door == "triton", weight_share)
         d, g = captured.times.duration[:, i], captured.times.gap[:, i]
         p10, p50, p90 = (round(float(v)) for v in np.percentile(d, [10, 50, 90]))
         node_kind = {MEMCPY: "copy", MEMSET: "memset"}.get(node.type, kind)

@@ -1,7 +1,12 @@
-"""From the tensors of recorded calls and the raw parameters of kernels to logical buffers and accesses.
+"""From the tensors of recorded calls and the raw parameters of kernels to logical buffers.
 
 A storage address is a place, not a value: the allocator reuses it inside one graph. A logical buffer begins
 when a call writes a fresh result to a place, and ends when its storage is freed or overwritten as a whole.
+
+Strays
+    A kernel that no recorded call explains may write a tensor that a recorded call reads later, when the tensor
+    gets its number. The pointers of such kernels are kept as strays; the first read of a tensor that nobody is
+    known to have made takes the strays inside it as its writers.
 """
 
 from __future__ import annotations
@@ -9,10 +14,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from hw.capture.driver import Node
-from hw.capture.recorder import Argument, Call
+from hw.capture.recorder import Argument
 from hw.workloads.base import NamedTensor, UnitSpec
 from tesserasim.trace.model import Access, Buffer
 
@@ -25,7 +29,11 @@ class BufferTable:
         self.unit = unit
         self._named: dict[int, int] = {}  # storage address -> buffer id
         self._value: dict[int, int] = {}  # allocation number -> buffer id of its present value
-        self._last_written: dict[str, int] = {}
+        self._workspaces: dict[str, int] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # storage address -> (end, buffer), last assigned last
+        self._strays: list[tuple[int, int]] = []  # (address, graph node)
+        #: accesses of earlier nodes that only a later call explained
+        self.late: list[tuple[int, Access]] = []
         self._spans: list[tuple[int, int, int]] = []  # named storages as sorted (first, end, buffer)
         for n in named:
             storage = n.tensor.untyped_storage()
@@ -43,20 +51,49 @@ class BufferTable:
         self.buffers.append(Buffer(len(self.buffers), name, nbytes, role, storage, **state))
         return len(self.buffers) - 1
 
-    def resolve(self, a: Argument, site: str) -> int:
-        """The buffer an argument means now; a fresh write begins a new one."""
+    def resolve(self, a: Argument, site: str, mode: str = "") -> int:
+        """The buffer an argument means now, given what the call does with it (default: as declared).
+
+        A fresh write begins a new buffer, and so does a write to a tensor that nobody has used before.
+        """
+        mode = mode or a.mode
+        known = self.known(a)
         if a.storage in self._named:
             return self._named[a.storage]
-        known = self._value.get(a.allocation)
-        if a.mode == "W" and (known is None or (a.fresh and a.elements >= self.buffers[known].nbytes)):
+        if mode == "W" and (known is None or (a.fresh and a.elements >= self.buffers[known].nbytes)):
             i = self._add(f"{site}:{a.name}", a.storage_bytes, "activation", a.storage)
         elif known is None:
-            # Made before the capture or by a launch we did not see: a constant of the unit.
-            i = self._add(f"{site}:{a.name}", a.storage_bytes, "input", a.storage)
+            strays = self._strays_in(a.storage, a.storage + a.storage_bytes)
+            # Without strays it was made before the capture: a constant of the unit.
+            i = self._add(f"{site}:{a.name}", a.storage_bytes, "activation" if strays else "input", a.storage)
+            self.late += [(n, Access(i, "RW", 0, a.storage_bytes, "unknown", False, "unknown")) for n in strays]
         else:
             return known
         self._value[a.allocation] = i
+        self._places.pop(a.storage, None)
+        self._places[a.storage] = (a.storage + a.storage_bytes, i)
         return i
+
+    def known(self, a: Argument) -> int | None:
+        """The buffer that an argument meant last; None for a tensor that nobody has used."""
+        return self._named.get(a.storage, self._value.get(a.allocation))
+
+    def _strays_in(self, start: int, end: int) -> list[int]:
+        """Nodes with stray pointers in [start, end), each once; they are strays no longer."""
+        found = dict.fromkeys(n for p, n in self._strays if start <= p < end)
+        self._strays = [(p, n) for p, n in self._strays if not start <= p < end]
+        return list(found)
+
+    def stray(self, address: int, node: int) -> None:
+        """Note that an unexplained node was given an address."""
+        self._strays.append((address, node))
+
+    def at_place(self, address: int) -> int | None:
+        """The value that was put last where an address points; it may be gone, which only widens the set."""
+        for start, (end, buffer) in reversed(self._places.items()):
+            if start <= address < end:
+                return buffer
+        return None
 
     def at_address(self, address: int) -> int | None:
         """Named buffer that contains an address (for raw parameters)."""
@@ -68,26 +105,48 @@ class BufferTable:
     def workspace(self, segment: tuple[int, int], site: str) -> int:
         """A private workspace of one site inside an allocator segment."""
         key = f"{site}:workspace@{segment[0]:x}"
-        if key not in self._last_written:
-            self._last_written[key] = self._add(f"{site}:workspace", segment[1] - segment[0], "workspace", segment[0])
-        return self._last_written[key]
+        if key not in self._workspaces:
+            self._workspaces[key] = self._add(f"{site}:workspace", segment[1] - segment[0], "workspace", segment[0])
+        return self._workspaces[key]
 
-    def finish(self, accesses: list[list[Access]]) -> list[Buffer]:
-        """Fill first and last use; place numbers replace addresses so that traces are reproducible."""
+    def finish(
+        self, accesses: Sequence[Sequence[Access]], segments: Sequence[tuple[int, int]] = ()
+    ) -> tuple[list[Buffer], list[str]]:
+        """Buffers with first and last use, and warnings.
+
+        `segments`: the allocator's, sorted (first, end). Storages of one segment share a number and differ in
+        their offset, so that blocks which overlap in part are seen to. Numbers replace addresses: traces are
+        reproducible. A weight that a kernel is known to write is state.
+        """
         first: dict[int, int] = {}
         last: dict[int, int] = {}
+        written = set()
         for k, row in enumerate(accesses):
             for a in row:
                 first.setdefault(a.buffer, k)
                 last[a.buffer] = k
+                if a.writes and a.evidence != "params":
+                    written.add(a.buffer)
         places: dict[int, int] = {}
-        return [
-            dataclasses.replace(
-                b, storage=places.setdefault(b.storage, len(places)), first_use=first.get(b.id, -1),
-                last_use=last.get(b.id, -1),
-            )
-            for b in self.buffers
-        ]  # fmt: skip
+        buffers, warnings = [], []
+        for b in self.buffers:
+            start = _segment(b.storage, segments)
+            changed = b.role == "weight" and b.id in written
+            if changed:
+                warnings.append(f"{b.name}: a weight that a kernel writes; it is treated as state")
+            buffers.append(
+                dataclasses.replace(
+                    b, role="state" if changed else b.role, storage=places.setdefault(start, len(places)),
+                    storage_offset=b.storage - start, first_use=first.get(b.id, -1), last_use=last.get(b.id, -1),
+                )
+            )  # fmt: skip
+        return buffers, warnings
+
+
+def _segment(address: int, segments: Sequence[tuple[int, int]]) -> int:
+    """Start of the allocator segment that contains an address; the address itself if none does."""
+    k = bisect.bisect_right(segments, (address, 1 << 63)) - 1
+    return segments[k][0] if k >= 0 and address < segments[k][1] else address
 
 
 def scan_pointers(params: Iterable[bytes]) -> list[int]:
@@ -103,77 +162,3 @@ def scan_pointers(params: Iterable[bytes]) -> list[int]:
             if value > 1 << 20:
                 found[value] = None
     return list(found)
-
-
-def site_accesses(
-    call: Call, nodes: list[Node], table: BufferTable, segments: list[tuple[int, int]], site: str
-) -> tuple[list[list[Access]], list[str]]:
-    """Accesses of each node of a call, and warnings.
-
-    Each tensor of the call goes to the nodes whose parameters contain an address inside it. A tensor that no
-    parameter shows is read at the first node and written at the last: one site is never split, so that is
-    enough for placement. Any other allocation a parameter points to is workspace of the site, RW.
-    """
-    rows: list[list[Access]] = [[] for _ in nodes]
-    warnings: list[str] = []
-    hits = [_addresses(n) for n in nodes]
-    explained: list[set[int]] = [set() for _ in nodes]
-    for a in sorted(call.arguments, key=lambda a: a.mode == "W"):  # reads resolve before fresh writes begin
-        buffer = table.resolve(a, site)
-        access = _access(a, buffer, table, call)
-        seen = [i for i, h in enumerate(hits) if _points_into(h, a.address, max(a.nbytes, 1))]
-        for i in seen:
-            explained[i].update(p for p in hits[i] if a.storage <= p < a.storage + max(a.storage_bytes, 1))
-        targets = seen or ([0] if a.mode == "R" else [len(nodes) - 1])
-        if a.mode == "RW" and not seen:
-            targets = sorted({0, len(nodes) - 1})
-        if a.mode == "W" and len(targets) > 1:
-            # Several kernels are given the result (split-K writes partial sums that the reduce finishes).
-            for i in targets[:-1]:
-                rows[i].append(dataclasses.replace(access, mode="RW", covers=False, evidence="params"))
-            targets = targets[-1:]
-        for i in targets:
-            rows[i].append(access)
-        if not seen and a.nbytes and call.door == "triton":
-            warnings.append(f"{site}: no parameter of its kernels points to {a.name}")
-    for i, h in enumerate(hits):
-        for p in h:
-            if p in explained[i]:
-                continue
-            named = table.at_address(p)
-            if named is not None:
-                b = table.buffers[named]
-                mode = "R" if b.role == "weight" else "RW"
-                rows[i].append(Access(named, mode, 0, b.nbytes, "superset", False, "params"))
-                explained[i].update(q for q in h if table.at_address(q) == named)
-                continue
-            k = bisect.bisect_right(segments, (p, 1 << 63)) - 1
-            if k >= 0 and segments[k][0] <= p < segments[k][1]:
-                w = table.workspace(segments[k], site)
-                if all(a.buffer != w for a in rows[i]):
-                    rows[i].append(Access(w, "RW", 0, table.buffers[w].nbytes, "unknown", False, "params"))
-    return rows, warnings
-
-
-def _addresses(node: Node) -> list[int]:
-    return [p for p, _, _ in node.pointers] if node.pointers else scan_pointers(node.params)
-
-
-def _points_into(addresses: list[int], start: int, nbytes: int) -> bool:
-    return any(start <= p < start + nbytes for p in addresses)
-
-
-def _access(a: Argument, buffer: int, table: BufferTable, call: Call) -> Access:
-    b = table.buffers[buffer]
-    offset = min(max(a.address - a.storage, 0), b.nbytes)
-    nbytes = min(a.nbytes, b.nbytes - offset)
-    scatter = "index_put" in call.op or "index_copy" in call.op
-    if b.role == "state" and b.bytes_per_token and a.mode != "R" and (scatter or a.mode == "RW"):
-        # An append to a cache writes the new tokens and reads nothing; its rows are scattered, so only the
-        # number of bytes is exact, not their place.
-        new = b.bytes_per_token * table.unit.batch * table.unit.tokens
-        return Access(buffer, "W", 0, min(new, b.nbytes), "exact", False, "schema")
-    if a.mode == "R" and b.role == "weight" and "embedding" in call.op:
-        return Access(buffer, "R", offset, nbytes, "superset", False, "schema")
-    extent = "exact" if a.elements == a.nbytes else "superset"
-    return Access(buffer, a.mode, offset, nbytes, extent, a.covers, "schema")

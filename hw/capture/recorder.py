@@ -6,6 +6,9 @@ reads the node count before and after, and notes the call's tensors with their m
 
 * Triton kernels of Inductor: `in_ptr` R, `out_ptr` W, `in_out_ptr` and every mutated argument RW.
 * Library calls and operators: by the operator schema; `out=` and fresh results W.
+* Triton kernels that a model launches itself: RW, until their PTX says more.
+
+Triton kernels leave the PTX of the variant that ran, also where they run inside an operator.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hw.capture import driver
+from hw.capture.ptx_evidence import Compiled, text_of, tuned_text
 
 
 @dataclass
@@ -50,11 +54,12 @@ class Call:
 
     module: str
     op: str
-    door: str  # triton | extern | aten
+    door: str  # triton | extern | aten | jit (a Triton kernel launched by the model itself) | none
     first: int
     last: int  # one past
     arguments: list[Argument] = field(default_factory=list)
     meta: dict[str, Any] = field(default_factory=dict)
+    compiled: list[Compiled] = field(default_factory=list)  # PTX of the Triton kernels among its nodes
 
 
 def _view_bytes(t: torch.Tensor) -> tuple[int, int]:
@@ -113,6 +118,7 @@ class Recorder:
         self._module = ""
         self._graph: Any = None
         self._depth = 0
+        self._compiled: list[Compiled] = []
 
     @contextmanager
     def scope(self, module: str) -> Iterator[None]:
@@ -137,10 +143,14 @@ class Recorder:
                 self._graph = None
 
     def launch(
-        self, door: str, op: str, describe: Callable[[Any], list[Argument]], run: Callable[[], Any], **meta: Any
-    ) -> Any:
-        """Run a launch; if it added nodes, note it. Nested launches belong to the outermost call."""
-        if self._graph is None or self._depth:
+        self, door: str, op: str, describe: Callable[[Any], list[Argument]], run: Callable[[], Any],
+        ptx: Callable[[Any], str] | None = None, **meta: Any,
+    ) -> Any:  # fmt: skip
+        """Run a launch; if it added nodes, note it. Nested launches belong to the outermost call.
+
+        `ptx` gives the text of what was launched, from the result of `run`; a nested launch leaves it as well.
+        """
+        if self._graph is None or (self._depth and ptx is None):
             return run()
         first = driver.node_count(self._graph)
         self._depth += 1
@@ -149,8 +159,12 @@ class Recorder:
         finally:
             self._depth -= 1
         last = driver.node_count(self._graph)
-        if last > first:
-            self.calls.append(Call(self._module, op, door, first, last, describe(result), meta))
+        if last > first and ptx is not None:
+            self._compiled.append(Compiled(first, last, ptx(result)))
+        if last > first and not self._depth:
+            inside = [c for c in self._compiled if c.ptx]
+            self._compiled = []
+            self.calls.append(Call(self._module, op, door, first, last, describe(result), meta, inside))
         return result
 
 
@@ -168,7 +182,8 @@ def _installed(recorder: Recorder) -> Iterator[None]:
         name = str((self.inductor_meta or {}).get("kernel_name") or self.fn.__name__)
         return recorder.launch(
             "triton", _triton_op(name), lambda _r: _triton_arguments(self, args), lambda: run(self, *args, **kwargs),
-            triton_name=name, mutated=sorted(self.mutated_arg_names or ()),
+            ptx=lambda _r: tuned_text(self), triton_name=name, mutated=sorted(self.mutated_arg_names or ()),
+            generated=_generated(self),
         )  # fmt: skip
 
     def extern(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,6 +200,20 @@ def _installed(recorder: Recorder) -> Iterator[None]:
             lambda: overload(self, *args, **kwargs), scalars=_scalars(self, args, kwargs),
         )  # fmt: skip
 
+    jit = _jit_function()
+    launch: Callable[..., Any] = jit.run if jit is not None else lambda *_args, **_kwargs: None
+
+    def jit_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("warmup"):
+            return launch(self, *args, **kwargs)
+        name = str(self.__name__)
+        return recorder.launch(
+            "jit", name, lambda _r: _jit_arguments(self, args, kwargs), lambda: launch(self, *args, **kwargs),
+            ptx=text_of, triton_name=name,
+        )  # fmt: skip
+
+    if jit is not None:
+        jit.run = functools.wraps(launch)(jit_run)
     CachingAutotuner.run = triton_run
     torch._ops.OpOverload.__call__ = operator
     for name, f in externs.items():
@@ -193,9 +222,36 @@ def _installed(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         CachingAutotuner.run = run
+        if jit is not None:
+            jit.run = launch
         torch._ops.OpOverload.__call__ = overload
         for name, f in externs.items():
             setattr(extern_kernels, name, f)
+
+
+def _jit_function() -> Any:
+    """Triton's class of compiled functions; None where Triton is missing."""
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        return None
+    return JITFunction
+
+
+def _generated(tuner: Any) -> bool:
+    """Whether Inductor wrote the kernel, so that its argument names mean something; else the model's author did."""
+    return getattr(getattr(tuner, "heuristic_type", None), "name", "") != "USER_AUTOTUNE"
+
+
+def _jit_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Argument]:
+    """Tensors of a direct launch, RW: nothing but the kernel's body says what it does with them."""
+    given = dict(zip(function.arg_names, args, strict=False)) | kwargs
+    found = []
+    for name in function.arg_names:
+        value = given.get(name)
+        value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value  # tensor descriptors
+        found += [argument(name, t, "RW") for t in _tensors(value)]
+    return found
 
 
 def _triton_op(kernel_name: str) -> str:
