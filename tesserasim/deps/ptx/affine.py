@@ -10,89 +10,100 @@ values provably fit, so that nothing wraps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from tesserasim.deps.ptx.analysis import KernelEffects
+from tesserasim.deps.ptx.arithmetic import EXACT, Affine, Term, computed
 from tesserasim.deps.ptx.graph import Access
 from tesserasim.deps.ptx.loops import Loops
 from tesserasim.errors import InputError
 
 MAX_DEPTH = 150
 MAX_VALUES = 200_000  # evaluations of one launch
+MAX_BASES = 16  # pointers that one address may be based on
+ELSEWHERE = "!"  # the base of every pointer but the one that is looked at
 Triple = tuple[int, int, int]
-Term = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Affine:
-    """`base` (a pointer by name, or "") + `constant` + Σ coefficient · term."""
-
-    base: str
-    constant: int
-    terms: Mapping[Term, int] = field(default_factory=dict)
-
-    def plus(self, other: Affine, sign: int = 1) -> Affine | None:
-        if (self.base and other.base) or (sign < 0 and other.base):
-            return None
-        terms = dict(self.terms)
-        for t, c in other.terms.items():
-            terms[t] = terms.get(t, 0) + sign * c
-        kept = {t: c for t, c in terms.items() if c}
-        return Affine(self.base or other.base, self.constant + sign * other.constant, kept)
-
-    def times(self, factor: int) -> Affine | None:
-        if self.base and factor != 1:
-            return None
-        return Affine(self.base, self.constant * factor, {t: c * factor for t, c in self.terms.items() if factor})
 
 
 def intervals(
-    entry: KernelEffects, grid: Triple, block: Triple, params: Mapping[str, int]
+    entry: KernelEffects, grid: Triple, block: Triple, params: Mapping[str, int], cluster: Triple | None = None
 ) -> dict[str, tuple[int, int] | None]:
     """Bytes [lo, hi) of every pointer that the entry touches in this launch, from the pointer on.
 
-    `params` names the numbers (parameter, or parameter+offset in a struct). None: touched, bytes not known. An
-    entry that touches memory without a name gives "*": None. Raises InputError for an empty launch.
+    `params` names the numbers (parameter, or parameter+offset in a struct). `cluster` are the blocks of a cluster;
+    where it is not known, each of its registers has the range that the grid allows. None: touched, bytes not
+    known. An entry that touches memory without a name gives "*": None. Raises InputError for an empty launch.
     """
-    if min(*grid, *block) < 1:
+    if min(*grid, *block, *(cluster or (1,))) < 1:
         raise InputError(f"{entry.entry}: a launch of {grid} blocks of {block} threads is empty")
     found: dict[str, tuple[int, int] | None] = {}
     touched = {name for name, mode in entry.modes.items() if mode != "none"}
-    space = _Launch(entry, grid, block, params)
+    spaces: dict[str, _Launch] = {}
     for a in entry.graph.accesses:
         if a.space not in ("global", "generic") or a.mode == "none":
             continue
-        names = {o.name for o in entry.origins.origins(entry.origins.base(a.address)) if o.kind == "slot"}
-        if a.mode not in ("R", "W", "RW"):
+        reach = entry.origins.base(a.address)
+        names = {o.name for o in entry.origins.origins(reach) if o.kind == "slot"}
+        if a.mode not in ("R", "W", "RW") or len(names) > MAX_BASES:
             found.update(dict.fromkeys(names))
             continue
-        where = space.interval(a)
         for name in names:
-            if where is None or names != {where[0]}:
+            only = name if reach & (reach - 1) else ""
+            if only not in spaces:
+                spaces[only] = _Launch(entry, grid, block, params, cluster, only)
+            where = spaces[only].interval(a)
+            if where is None or where[0] not in (name, ELSEWHERE):
                 found[name] = None
-            elif where[1] < where[2]:
+            elif where[1] < where[2] and where[0] == name:
                 old = found.get(name, (where[1], where[2]))
-                found[name] = None if old is None else (min(old[0], where[1]), max(old[1], where[2]))
+                found[name] = None if old is None else _hull(old, where[1:])
             else:
                 touched.add(name)
                 found.setdefault(name, (0, 0))
     return {name: found.get(name) for name in sorted(touched)}
 
 
+def _hull(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """The least interval that holds both; an empty one holds nothing."""
+    if a[0] == a[1]:
+        return b
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
 class _Launch:
-    def __init__(self, entry: KernelEffects, grid: Triple, block: Triple, params: Mapping[str, int]) -> None:
-        self.graph, self.params = entry.graph, params
+    """The values of one launch. With `only`, other pointers than this one have the base `ELSEWHERE`, and where
+    values meet they are left out: the address then is what it is whenever it is based on that pointer."""
+
+    def __init__(
+        self, entry: KernelEffects, grid: Triple, block: Triple, params: Mapping[str, int],
+        cluster: Triple | None = None, only: str = "",
+    ) -> None:  # fmt: skip
+        self.graph, self.params, self.only = entry.graph, params, only
         self.pointers = {n for n, m in entry.modes.items() if m != "none"}
         self.sizes = {"ntid": block, "nctaid": grid}
         self.ranges: dict[Term, tuple[int, int]] = {}
         for name, size in (("tid", block), ("ctaid", grid)):
             for i, n in enumerate(size):
                 self.ranges[name, i] = (0, n - 1)
+        self.clusters(grid, cluster)
         self.memo: dict[int, Affine | None] = {}
         self.depth, self.budget = 0, MAX_VALUES
+        self.dropped = False  # a pointer to elsewhere was left out beside what a loop carries
         self.loops = Loops(self)
+
+    def clusters(self, grid: Triple, cluster: Triple | None) -> None:
+        """Ranges of the registers about clusters, the two without axes under axis 0."""
+        total = grid[0] * grid[1] * grid[2]
+        for i, n in enumerate(grid):
+            least, most = (cluster[i], cluster[i]) if cluster else (1, n)
+            self.ranges["cluster_nctaid", i] = (least, most)
+            self.ranges["cluster_ctaid", i] = (0, most - 1)
+            self.ranges["nclusterid", i] = (-(-n // most), -(-n // least))
+            self.ranges["clusterid", i] = (0, -(-n // least) - 1)
+        size = cluster[0] * cluster[1] * cluster[2] if cluster else total
+        self.ranges["cluster_nctarank", 0] = (size if cluster else 1, size)
+        self.ranges["cluster_ctarank", 0] = (0, size - 1)
+        self.ranges["laneid", 0] = (0, 31)
 
     # ranges
 
@@ -109,12 +120,12 @@ class _Launch:
             lo, hi = lo + min(c * a, c * b), hi + max(c * a, c * b)
         return lo, hi
 
-    def between(self, node: int, lo: int, hi: int) -> Affine:
-        """Some number from lo to hi."""
+    def between(self, node: int, lo: int, hi: int, step: int = 1) -> Affine:
+        """Some number from lo to hi, which `step` divides as it divides them."""
         if lo == hi:
             return Affine("", lo)
-        self.ranges["node", node] = (lo, hi)
-        return Affine("", 0, {("node", node): 1})
+        self.ranges["node", node] = (lo // step, hi // step)
+        return Affine("", 0, {("node", node): step})
 
     def interval(self, a: Access) -> tuple[str, int, int] | None:
         v = self.value(a.address)
@@ -151,22 +162,18 @@ class _Launch:
             return self._special(data)
         if op == "param":
             return self._param(data)
+        distinct = set(inputs) - {node}
+        if self.only and (op == "address" or (op == "load" and data == 8 and distinct == {g.foreign})):
+            return Affine(ELSEWHERE, 0)
         if op in ("phi", "join", "load", "cell"):
-            distinct = set(inputs) - {node}
             if len(distinct) == 1 and op != "load":
                 return self.value(distinct.pop())
             if op == "phi" and node in g.phi_block and (carried := self.loops.phi(node)) is not None:
                 return carried
-            return self._either(node, sorted(distinct)) if op in ("phi", "join") else None
-        if op == "and" and len(inputs) == 2:
-            return self._and(node, inputs)
+            return self._either(node, sorted(distinct)) if op in ("phi", "join") or node in g.passed else None
         if op == "selp":
             return self._either(node, inputs[:2])
-        arguments = [self.value(x) for x in inputs]
-        if any(x is None for x in arguments):
-            return self._remainder(node, op, arguments)
-        known = [x for x in arguments if x is not None]
-        made = self._computed(node, op, known, data or ())
+        made = computed(self, node, op, [self.value(x) for x in inputs], data or ())
         return self._fits(made, op, data or ())
 
     def _special(self, name: str) -> Affine | None:
@@ -174,12 +181,10 @@ class _Launch:
         i = "xyz".find(axis or "?")
         if word in self.sizes and i >= 0:
             return Affine("", self.sizes[word][i])
-        if word in ("tid", "ctaid") and i >= 0:
-            a, b = self.ranges[word, i]
-            return Affine("", 0, {(word, i): 1}) if a < b else Affine("", 0)
-        if word == "laneid":
-            self.ranges["laneid", 0] = (0, 31)
-            return Affine("", 0, {("laneid", 0): 1})
+        term = (word, max(i, 0))
+        if term in self.ranges and (i >= 0) != (word in ("laneid", "cluster_ctarank", "cluster_nctarank")):
+            a, b = self.ranges[term]
+            return Affine("", 0, {term: 1}) if a < b else Affine("", a)
         return Affine("", 32) if word == "WARP_SZ" else None
 
     def _param(self, data: tuple[object, int, int, str]) -> Affine | None:
@@ -187,13 +192,14 @@ class _Launch:
         array, name = variable.array, variable.name  # type: ignore[attr-defined]
         name = f"{name}+{offset}" if array else name
         if name in self.pointers:
-            return Affine(name, 0) if nbytes == self.graph.module.pointer_bytes else None
+            base = name if self.only in ("", name) else ELSEWHERE
+            return Affine(base, 0) if nbytes == self.graph.module.pointer_bytes else None
         given = self.params.get(name)
         return None if given is None else Affine("", given)
 
     def _either(self, node: int, inputs: list[int]) -> Affine | None:
         """One of several values: the hull of numbers; of pointers only where they are one."""
-        values = [self.value(x) for x in inputs]
+        values = self._here([self.value(x) for x in inputs])
         if values and all(v == values[0] for v in values):
             return values[0]
         known = [v for v in values if v is not None and not any(t[0] == "phi" for t in v.terms)]
@@ -203,62 +209,18 @@ class _Launch:
         hull = self.between(node, min(a for a, _ in spans), max(b for _, b in spans))
         return hull.plus(Affine(known[0].base, 0))
 
-    def _and(self, node: int, inputs: list[int]) -> Affine | None:
-        mask = next((self.graph.data[x] for x in inputs if self.graph.ops[x] == "const"), None)
-        if mask is None or mask < 0:
-            return None
-        v = self.value(inputs[0] if self.graph.ops[inputs[1]] == "const" else inputs[1])
-        size = self.bounds(v)
-        if size and size[0] >= 0 and size[1] <= mask and not mask & (mask + 1):
-            return v
-        return self.between(node, 0, min(mask, size[1]) if size and size[0] >= 0 else mask)
-
-    def _remainder(self, node: int, op: str, arguments: list[Affine | None]) -> Affine | None:
-        """Of a division of what is not known: known by its divisor, if unsigned."""
-        divisor = self.bounds(arguments[-1]) if op == "rem" else None
-        kind = (self.graph.data[node] or ("",))[-1]
-        if divisor and divisor[0] > 0 and kind.startswith("u"):
-            return self.between(node, 0, divisor[1] - 1)
-        return None
-
-    def _computed(self, node: int, op: str, v: list[Affine], kinds: tuple[str, ...]) -> Affine | None:
-        if op in ("mov", "cvta", "cvt"):
-            return v[0]
-        if op in ("add", "sub") and len(v) == 2:
-            return v[0].plus(v[1], 1 if op == "add" else -1)
-        if len(v) != 2:
-            return None
-        a, b = self.bounds(v[0]), self.bounds(v[1])
-        if op == "mul" and "hi" not in kinds:
-            if "wide" in kinds and not all(x and _holds(kinds[-1], *x) for x in (a, b)):
-                return None
-            if a and a[0] == a[1]:
-                return v[1].times(a[0])
-            if b and b[0] == b[1]:
-                return v[0].times(b[0])
-            if not a or not b:
-                return None
-            corners = [x * y for x in a for y in b]
-            return self.between(node, min(corners), max(corners))
-        if op == "shl" and b and b[0] == b[1] and 0 <= b[0] < 64:
-            return v[0].times(1 << b[0])
-        if not a or not b:
-            return None
-        if op == "or" and a[0] >= 0 and b[0] >= 0:
-            for x, y in ((v[0], b), (v[1], a)):
-                step = math.gcd(x.constant, *x.terms.values())
-                if y[1] < step & -step:  # no bit in common
-                    return v[0].plus(v[1])
-            return self.between(node, max(a[0], b[0]), a[1] + b[1])
-        if op in ("min", "max"):
-            pick = min if op == "min" else max
-            return self.between(node, pick(a[0], b[0]), pick(a[1], b[1]))
-        if a[0] >= 0 and b[0] == b[1] and b[0] > 0 and op in ("shr", "div", "rem"):
-            if op == "rem":
-                return v[0] if a[1] < b[0] else self.between(node, 0, b[0] - 1)
-            by = 1 << min(b[0], 64) if op == "shr" else b[0]
-            return self.between(node, a[0] // by, a[1] // by)
-        return None
+    def _here(self, values: list[Affine | None]) -> list[Affine | None]:
+        """The values beside which pointers to elsewhere do not matter, without those: the pointer that is looked
+        at, which is the whole address then and never an offset. So is what a loop carries of it."""
+        rest = [v for v in values if v is None or v.base != ELSEWHERE]
+        if not self.only or len(rest) in (0, len(values)):
+            return values
+        if all(v is not None and v.base == self.only for v in rest):
+            return rest
+        if all(v is not None and not v.base and [t[0] for t in v.terms] == ["phi"] for v in rest):
+            self.dropped = True
+            return rest
+        return values
 
     def _fits(self, v: Affine | None, op: str, kinds: tuple[str, ...]) -> Affine | None:
         """Nothing where the value does not fit the type, or is read as another one than it was made as."""
@@ -272,15 +234,9 @@ class _Launch:
             return v if op in ("mov", "cvta") else None
         for kind in sizes:
             bits = int(kind[1:]) * (2 if "wide" in kinds else 1)
-            exact = op in ("cvt", "shr", "div", "rem", "min", "max") or "wide" in kinds
+            exact = op in EXACT or "wide" in kinds
             least = 0 if kind[0] == "u" and exact else -1
             most = bits - (1 if kind[0] == "s" else 0)
             if lo < least << (bits - 1) or hi >= 1 << most or (lo < 0 and hi >= 1 << (bits - 1)):
                 return None
         return v
-
-
-def _holds(kind: str, lo: int, hi: int) -> bool:
-    """Whether all values from lo to hi are values of this integer type."""
-    bits = int(kind[1:]) if kind[1:].isdigit() else 32
-    return lo >= 0 and hi < 1 << bits if kind[:1] == "u" else lo >= -(1 << (bits - 1)) and hi < 1 << (bits - 1)

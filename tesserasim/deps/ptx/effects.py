@@ -6,6 +6,7 @@ without keeps, in its result, the provenance of all operands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from tesserasim.deps.ptx.cfg import Definitions, results
@@ -208,14 +209,27 @@ def _matrix(step: Step) -> None:
     if not addresses:
         return _compute(step)
     space = "shared" if parts[0] in ("stmatrix", "ldmatrix", "movmatrix") else step.space()
+    size = _fragment(step.instr)
     if "load" in parts or parts[0] == "ldmatrix":
-        step.access("R", addresses[0], space, into=step.loaded(_items(step.instr.operands[0]), 4))
+        step.access("R", addresses[0], space, size, into=step.loaded(_items(step.instr.operands[0]), 4))
     elif "store" in parts or parts[0] == "stmatrix":
         values = tuple(step.value(y) for x in step.instr.operands[1:] for y in _items(x))
-        step.access("W", addresses[0], space, value=values)
+        step.access("W", addresses[0], space, size, value=values)
     else:
         return _unknown(step)
     return None
+
+
+def _fragment(instr: Instr) -> int:
+    """Bytes from the first to the last element of a matrix that `wmma` moves; 0 where its stride is not written."""
+    shape = next((x for p in instr.parts if (x := re.fullmatch(r"m(\d+)n(\d+)k(\d+)", p))), None)
+    stride, size = instr.operands[-1], width(instr.parts[-1])
+    if shape is None or not isinstance(stride, Imm) or stride.value is None or stride.value < 0 or not size:
+        return 0
+    m, n, k = (int(x) for x in shape.groups())
+    rows, columns = {"a": (m, k), "b": (k, n)}.get(instr.parts[2], (m, n))
+    lines, length = (columns, rows) if "col" in instr.parts else (rows, columns)
+    return ((lines - 1) * stride.value + length) * size
 
 
 def _tensor_memory(step: Step) -> None:
@@ -250,8 +264,10 @@ def _hint(step: Step) -> None:
     """Prefetches move no data that the program sees; taken as reads. A discard destroys what was there."""
     mode = "W" if step.instr.parts[0] == "discard" else "R"
     tensormap = "tensormap" in step.instr.parts
+    last = step.instr.operands[-1] if step.instr.operands else None
+    size = (last.value or 0) if mode == "W" and isinstance(last, Imm) else 0
     for a in step.addresses()[:1]:
-        step.access("none" if tensormap else mode, a, step.space())
+        step.access("none" if tensormap else mode, a, step.space(), size)
 
 
 def _texture(step: Step) -> None:

@@ -86,6 +86,7 @@ class Graph:
         self.everything = False  # memory that nothing names is touched
         self.interned: dict[tuple[str, object], int] = {}
         self.cells: list[Cell] = []
+        self.passed: set[int] = set()  # loads that get one of the stored values as it is
         self.phi_block: dict[int, tuple[int, int]] = {}
         self.foreign = self.node("foreign", data=8)
         self.shared = self.node("cell", data="shared")
@@ -250,9 +251,10 @@ class Graph:
         """What was stored into each cell of a call reaches what loads the same bytes."""
         for cell in self.cells:
             for at, size, node in cell.loads:
-                self.inputs[node] += [
-                    n for off, width, n in cell.stores if off < at + size and at < off + width and n != node
-                ]
+                met = [(off, width, n) for off, width, n in cell.stores if off < at + size and at < off + width]
+                self.inputs[node] += [n for _, _, n in met if n != node]
+                if all((off, width) == (at, size) for off, width, _ in met):
+                    self.passed.add(node)
 
     def resolve(self, node: int, limit: int = 64) -> tuple[Variable, int] | None:
         """The variable and offset that an address node names, if it is a constant one."""

@@ -17,6 +17,11 @@ MAX_NEST = 6
 Place = tuple[int, int]
 
 
+def wide(kind: str, most: int) -> bool:
+    """Whether a number is beyond the greatest of a signed type."""
+    return most >= 1 << (int(kind[1:] or 32) - 1)
+
+
 class Loops:
     """Works on the values of one launch."""
 
@@ -72,7 +77,10 @@ class Loops:
         """(start, step) of a value that every turn of a loop moves by the same constant."""
         inputs = sorted(set(self.launch.graph.inputs[node]) - {node})
         starts, step = [], None
-        for x, v in zip(inputs, self._marked([node], inputs), strict=True):
+        before, self.launch.dropped = self.launch.dropped, False
+        marked = self._marked([node], inputs)
+        dropped, self.launch.dropped = self.launch.dropped, before or self.launch.dropped
+        for x, v in zip(inputs, marked, strict=True):
             if v is not None and dict(v.terms) == {("phi", node): 1} and not v.base:
                 if step not in (None, v.constant):
                     return None
@@ -84,6 +92,8 @@ class Loops:
         values = [self.launch.value(x) for x in starts]
         if not values or values[0] is None or any(v != values[0] for v in values):
             return None
+        if dropped and values[0].base != self.launch.only:
+            return None  # a number that is a pointer in some turns
         return values[0], step or 0
 
     def _count(self, place: Place) -> int | None:
@@ -172,7 +182,8 @@ class Loops:
             # Unsigned comparison and signed values agree only where nothing is negative.
             v = self.launch.value(x)
             size = None if v is None else self.launch.span(v)
-            if kind[0] == "u" and how not in ("eq", "ne") and size is not None and size[0] < 0:
+            wrong = size is not None and (size[0] < 0 if kind[0] == "u" else wide(kind, size[1]))
+            if wrong and how not in ("eq", "ne"):
                 return None
         how = _OPPOSITE[how] if negated else how
         return _ORDER.get(how, how), left, right

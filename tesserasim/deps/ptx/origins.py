@@ -308,6 +308,8 @@ class Origins:
             changed.update(t for t in a.into if self._edge(g.shared, t))
         if local:
             self._local(a, changed)
+        for target in a.into:  # what only parameters can give comes as it is
+            (g.passed.discard if reach & ~self.whole or not reach else g.passed.add)(target)
         if a.space in ("generic", "param") and reach & self.whole and a.into:
             self._from_parameters(a, reach & self.whole, changed)
         outside = reach & ~(SHARED | LOCAL | self.whole) or not reach
