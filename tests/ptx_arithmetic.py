@@ -131,7 +131,7 @@ def compute(parts: tuple[str, ...]) -> Compute:
     if special is not None:
         return special(parts, k)
     table = FLOAT if k[0].startswith(("f", "bf")) else INTEGER
-    if op not in table or "sat" in parts and table is INTEGER:
+    if op not in table or ("sat" in parts and table is INTEGER):
         raise Unsupported(".".join(parts))
     f = table[op]
     if "sat" in parts:

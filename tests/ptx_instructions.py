@@ -15,9 +15,9 @@ from ptx_text import Func, Op, Unsupported, width
 WINDOWS = {"shared": 0x7001 << 32, "local": 0x7002 << 32, "param": 0x7003 << 32, "global": 0, "const": 0}
 Step = Callable[[Any], Any]
 Get = Callable[[Any], Any]
-QUIET = frozenset(
-    "membar fence griddepcontrol nanosleep pmevent brkpt setmaxnreg prefetch prefetchu applypriority createpolicy".split()
-)
+# Nothing that a launch of one block after another could see.
+QUIET = ("membar", "fence", "griddepcontrol", "nanosleep", "pmevent", "brkpt", "setmaxnreg", "prefetch", "prefetchu",
+         "applypriority", "createpolicy")  # fmt: skip
 
 
 @dataclass
@@ -383,7 +383,8 @@ def special(machine: Any, name: str) -> Get:
         "gridid": lambda t: 1, "clock": lambda t: machine.steps & 0xFFFFFFFF, "clock64": lambda t: machine.steps,
         "globaltimer": lambda t: machine.steps, "lanemask_lt": lambda t: (1 << t.number % 32) - 1,
         "lanemask_eq": lambda t: 1 << t.number % 32, "lanemask_le": lambda t: (2 << t.number % 32) - 1,
-        "lanemask_gt": lambda t: 0xFFFFFFFF & -(2 << t.number % 32), "lanemask_ge": lambda t: 0xFFFFFFFF & -(1 << t.number % 32),
+        "lanemask_gt": lambda t: 0xFFFFFFFF & -(2 << t.number % 32),
+        "lanemask_ge": lambda t: 0xFFFFFFFF & -(1 << t.number % 32),
         "is_explicit_cluster": lambda t: int(x * y * z > 1), "cluster_nctarank": lambda t: x * y * z,
         "cluster_ctarank": lambda t: t.block.ctaid[0] % x + x * (t.block.ctaid[1] % y + y * (t.block.ctaid[2] % z)),
     }  # fmt: skip

@@ -20,7 +20,7 @@ Triple = tuple[int, int, int]
 MARGIN = 1 << 19  # bytes before and behind every buffer that still count as its own
 WINDOW = 1 << 32  # each region of generic memory has a window of its own
 SHARED, LOCAL, PARAM = 0x7001, 0x7002, 0x7003
-MAX_STEPS = 3_000_000
+MAX_STEPS = 3_000_000  # instructions of all threads
 
 
 class Fault(Exception):
@@ -126,7 +126,7 @@ class Thread:
             self.wait = frame.code[frame.pc - 1](self)
             if self.wait is not None:
                 return
-            if self.machine.steps > MAX_STEPS:
+            if self.machine.steps > self.machine.limit:
                 raise Fault("the program does not end")
 
 
@@ -176,12 +176,13 @@ class Machine:
     def __init__(
         self, program: Program, entry: str, grid: Triple, block: Triple, buffers: Mapping[str, bytes],
         numbers: Mapping[str, int] | None = None, hidden: bytes = b"", cluster: Triple = (1, 1, 1),
+        limit: int = MAX_STEPS,
     ) -> None:  # fmt: skip
         self.program, self.entry = program, program.functions[entry]
         self.grid, self.block, self.cluster = grid, block, cluster
         self.regions: dict[int, Region] = {}
         self.addresses: dict[str, int] = {}
-        self.steps = 0
+        self.steps, self.limit = 0, limit
         self.opaque: set[str] = set()  # instructions whose values are not computed
         self.compiled: dict[str, list[Callable[[Thread], Any]]] = {}
         for name, data in {**buffers, "*": hidden or bytes(256)}.items():

@@ -82,7 +82,9 @@ class Sight:
     def sound(self) -> bool:
         if not set(self.mode) <= set(truth.ALLOWED[self.said]):
             return False
-        return self.bytes is None or not self.distinct or (self.bytes[0] <= self.seen[0] and self.seen[1] <= self.bytes[1])
+        if self.bytes is None or not self.distinct:
+            return True
+        return self.bytes[0] <= self.seen[0] and self.seen[1] <= self.bytes[1]
 
 
 def kernels(package: bool = False) -> list[Kernel]:
@@ -160,7 +162,7 @@ def sights(kernel: Kernel, seed: int) -> list[Sight]:
             continue
         # What is touched through a pointer that lay in memory is covered by "*".
         answer = modes.get(name, "unknown" if "*" in modes and name not in modes else "none")
-        missing = (0, 0) if name not in said else said[name]
+        missing = said.get(name, (0, 0))
         out.append(Sight(kernel.name, name, mode, answer, (lo, hi), distinct, missing))
     return out
 

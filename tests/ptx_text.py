@@ -258,7 +258,8 @@ class _Body:
         if text[0] in "{(":
             inner, _, tail = text[1:].partition("}" if text[0] == "{" else ")")
             items = [self.operand(x, op) for x in _split(inner)]
-            return ("list", items) if not tail.strip() else ("pair", ("list", items), self.operand(tail[1:].strip(), op))
+            made = ("list", items)
+            return made if not tail.strip() else ("pair", made, self.operand(tail[1:].strip(), op))
         if "|" in text:
             a, b = text.split("|")
             return ("pair", self.operand(a.strip(), op), self.operand(b.strip(), op))
