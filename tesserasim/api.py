@@ -1,4 +1,4 @@
-"""What a program calls: compare policies, simulate one, make a plan, run a sweep, read traces and mixes.
+"""What a program calls: compare policies, simulate one, make a plan, run a sweep, read traces and what flows in them.
 
 Mixes and clusters are given as objects or as text: a mix by the name of a shipped one or the path of a TOML
 file, a cluster in its short form ("A100-80GB-PCIe+L40S@25Gbps") or as the path of a TOML file.
@@ -237,6 +237,22 @@ def import_profile(
     found = {"found_by": repeats["found_by"], "names": repeats["names"], "chosen": iteration} if repeats else None
     work = trace.meta.extra["work"]
     return {**facts(trace), "out": os.fspath(out), "unit": trace.unit, "iterations": found, "work": work}
+
+
+def dependencies(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
+    """What flows between the kernels of a trace, as `deps TRACE --json` prints it.
+
+    `trace`: one in memory, or the path of a Parquet trace or of any profile that can be imported. Raises
+    InputError if the file holds neither.
+    """
+    from tesserasim.deps.summary import dependencies as summary
+    from tesserasim.trace.importer import import_profile as read_profile
+    from tesserasim.trace.sniff import FileKind, sniff
+
+    if isinstance(trace, Trace):
+        return summary(trace)
+    path = arguments.path("trace", trace)
+    return summary(read_trace(path) if sniff(path) is FileKind.PARQUET else read_profile(path))
 
 
 def _peak_rates(gpu: str) -> tuple[float | None, float | None]:

@@ -196,11 +196,30 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _deps(options: argparse.Namespace) -> int:
+    from tesserasim import api
     from tesserasim.deps.ptx import analyse_file
+    from tesserasim.deps.words import dot, in_words, modes_in_words
+    from tesserasim.trace.sniff import FileKind, sniff
+    from tesserasim.writing import check_output, write_whole
 
-    found = {name: effects.modes for name, effects in analyse_file(options.file).items()}
-    lines = [f"{name}: " + ", ".join(f"{p} {m}" for p, m in modes.items()) for name, modes in found.items()]
-    _print(found, options.json, "\n".join(lines) or f"{options.file}: no kernels")
+    outputs = [path for path in (options.dot, options.out) if path is not None]
+    for path in outputs:
+        check_output(path, options.file)
+    if options.file.suffix == ".ptx" or sniff(options.file) is FileKind.PTX:
+        if outputs:
+            raise InputError(f"{options.file}: --dot and --out are for traces; PTX has no graph")
+        found = {name: effects.modes for name, effects in analyse_file(options.file).items()}
+        _print(found, options.json, modes_in_words(found) or f"{options.file}: no kernels")
+        return DONE
+    if len({os.path.realpath(path) for path in outputs}) < len(outputs):
+        raise InputError(f"{options.out}: named by both --dot and --out")
+    document = api.dependencies(options.file)
+    try:
+        _print(document, options.json, in_words(document))
+    finally:  # the files do not depend on who reads standard output
+        for path, text in ((options.dot, dot(document)), (options.out, json.dumps(document, indent=1) + "\n")):
+            if path is not None:
+                write_whole(path, text.encode("utf-8", "replace"))
     return DONE
 
 
@@ -360,8 +379,10 @@ def _add_files(commands: Any) -> None:
     c.add_argument("--phase", choices=("prefill", "decode", "denoise", "encode", "other"))
     c.add_argument("--gpu", metavar="NAME", help="the GPU, where the profile does not say it")
     c.add_argument("--clip", action="store_true", help="end each kernel where the next on its stream begins")
-    c = _command(commands, "deps", _deps, "which pointers the kernels of a PTX file read and write")
-    c.add_argument("file", type=Path, metavar="FILE.ptx")
+    c = _command(commands, "deps", _deps, "what flows between the kernels of a trace; what PTX reads and writes")
+    c.add_argument("file", type=Path, metavar="TRACE|FILE.ptx")
+    c.add_argument("--dot", type=Path, metavar="FILE", help="write the site graph of a trace for Graphviz")
+    c.add_argument("--out", type=Path, metavar="FILE.json", help="write the dependencies of a trace as JSON")
     c = _command(commands, "inspect", _inspect, "what a profile or a trace holds")
     c.add_argument("file", type=Path, metavar="FILE")
     mix = commands.add_parser("mix", help="make mixes", description="make mixes")

@@ -34,6 +34,8 @@ from tesserasim.trace.model import Access, Buffer, Kernel, Trace
 
 CARRIED = ("state", "input", "output")
 UNKNOWN_REASON = "unknown accesses: kept with its neighbours"
+WAR, WAW = "WAR", "WAW"
+_END = 1 << 63  # beyond every storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Hazard:
     before: int
     after: int
     storage: int
+    kind: str  # WAR | WAW
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -286,19 +290,37 @@ def _numbered(roots: list[int], reasons: dict[int, dict[str, None]]) -> tuple[tu
 
 
 def storage_hazards(trace: Trace) -> tuple[Hazard, ...]:
-    """Order that reuse of addresses imposes in a single arena: last user of a block → first user after it."""
-    blocks: dict[int, list[Buffer]] = {}
-    for b in trace.buffers:
-        if b.storage >= 0 and b.first_use >= 0 and b.role in ("activation", "workspace"):
-            blocks.setdefault(b.storage, []).append(b)
-    found: list[Hazard] = []
-    for storage, users in blocks.items():
-        users.sort(key=lambda b: (b.first_use, b.id))
-        for i, late in enumerate(users):
-            for early in users[:i]:
-                overlap = min(early.storage_offset + early.nbytes, late.storage_offset + late.nbytes) > max(
-                    early.storage_offset, late.storage_offset
-                )
-                if overlap and early.last_use < late.first_use:
-                    found.append(Hazard(early.last_use, late.first_use, storage))
-    return tuple(sorted(set(found), key=lambda h: (h.after, h.before, h.storage)))
+    """Order that places impose in a single arena, by (after, before, storage, kind).
+
+    Bytes that `after` overwrites and `before` read since they were written last (write after read), or wrote
+    last (write after write). Buffers of one storage meet where their ranges do; a buffer of unknown storage
+    meets itself alone. Weights are not written.
+    """
+    arenas: dict[int, _RangeMap] = {}
+    found: dict[tuple[int, int, int, str], int] = {}
+    for k in trace.kernels:
+        writes = []
+        for a in k.accesses:
+            b = trace.buffers[a.buffer]
+            if b.role == "weight":
+                continue
+            key = b.storage if b.storage >= 0 else -1 - b.id
+            if key not in arenas:
+                arenas[key] = _RangeMap()
+                arenas[key].pieces.append(_Piece(0, _END, -1))
+            first, end = _extent(a, b)
+            if a.reads:
+                arenas[key].read(b.storage_offset + first, b.storage_offset + end, k.id)
+            if a.writes:
+                writes.append((key, b.storage_offset + first, b.storage_offset + end))
+        for key, first, end in writes:
+            arena = arenas[key]
+            arena.done.clear()
+            arena.write(first, end, k.id)
+            for p in arena.done:
+                before = [(r, WAR) for r in p.readers if r != k.id]
+                before += [(p.writer, WAW)] if p.writer not in (-1, k.id) else []
+                for kernel, kind in before:
+                    hazard = (k.id, kernel, max(key, -1), kind)
+                    found[hazard] = found.get(hazard, 0) + p.end - p.start
+    return tuple(Hazard(before, after, at, kind, n) for (after, before, at, kind), n in sorted(found.items()))

@@ -1,0 +1,91 @@
+"""The dependencies of a trace for the terminal, and as a Graphviz graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+#: Groups and values shown in the terminal.
+SHOWN = 5
+
+
+def in_words(document: Mapping[str, Any]) -> str:
+    """A summary of the document of `dependencies`, a line per question."""
+    raw, state, hazards, unknown = (document[key] for key in ("raw", "state", "hazards", "unknown"))
+    accesses = document["accesses"]
+    lines = [
+        f"{document['model'] or '?'} {document['unit']} ({document['origin']}): {document['kernels']} kernels, "
+        f"{document['sites']} sites",
+        "buffers: " + _some({r: f"{b['count']} ({size(b['nbytes'])})" for r, b in document["buffers"].items()
+                             if b["count"]}),
+        f"read after write: {raw['edges']} edges, {size(raw['edge_bytes'])} in {raw['values']} values",
+        f"state: {state['deltas']} deltas of {size(state['delta_bytes'])}, {state['replaced']} buffers replaced, "
+        f"{state['buffers_from_before']} read from before",
+        f"storage: {hazards['war']} write after read, {hazards['waw']} write after write, in {hazards['storages']} "
+        "storages" + _most(hazards["by_storage"]),
+        "evidence: " + _some({k: v for k, v in accesses["evidence"].items() if v}),
+        "extent: " + _some({k: v for k, v in accesses["extent"].items() if v}),
+        f"unknown: {unknown['count']} kernels",
+    ]  # fmt: skip
+    lines += [f"  {k['kernel']} {shown(k['name'])}: {k['why']}" for k in unknown["kernels"][:SHOWN]]
+    lines.append(f"groups: {len(document['groups'])}")
+    lines += [f"  {len(g['sites'])} sites from {shown(g['sites'][0])}: {g['why']}" for g in document["groups"][:SHOWN]]
+    lines.append("largest values:" if document["largest_values"] else "largest values: none between sites")
+    lines += [
+        f"  {size(v['nbytes'])} {shown(v['buffer'])}: {shown(v['from'])} to {shown(v['to'][0])}"
+        + (f" and {len(v['to']) - 1} more" if len(v["to"]) > 1 else "")
+        for v in document["largest_values"][:SHOWN]
+    ]
+    if document["largest_cuts"]:
+        cut = document["largest_cuts"][0]
+        lines.append(f"largest cut: {size(cut['nbytes'])} after {shown(cut['after'])}")
+    return "\n".join(lines + [f"warning: {shown(w, 300)}" for w in document["warnings"]])
+
+
+def modes_in_words(found: Mapping[str, Mapping[str, str]]) -> str:
+    """`entry: parameter mode, ...` a line, for PTX."""
+    return "\n".join(f"{name}: " + ", ".join(f"{p} {m}" for p, m in modes.items()) for name, modes in found.items())
+
+
+def _some(parts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in parts.items()) or "none"
+
+
+def _most(rows: list[Mapping[str, int]]) -> str:
+    return f", most in storage {rows[0]['storage']}: {rows[0]['war']} and {rows[0]['waw']}" if rows else ""
+
+
+def size(nbytes: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1, to three digits."""
+    value, unit = float(nbytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return (
+        f"{nbytes} B" if not unit else f"{value:.3g} {_UNITS[unit]}" if value < 1000 else f"{value:.0f} {_UNITS[unit]}"
+    )
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """A name on one line of at most `limit` characters."""
+    line = "".join(c if c.isprintable() else "?" for c in text)
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def dot(document: Mapping[str, Any]) -> str:
+    """Graphviz DOT of the site graph: edges with their bytes, groups as clusters."""
+    graph, groups = document["graph"], document["groups"]
+    sites = graph["sites"]
+    lines = ["digraph dependencies {", "  node [shape=box];"]
+    for number, group in enumerate(groups):
+        lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(group['why'])};"]
+        lines += [f"    s{i} [label={_quoted(s['name'])}];" for i, s in enumerate(sites) if s["group"] == number]
+        lines.append("  }")
+    lines += [f"  s{i} [label={_quoted(s['name'])}];" for i, s in enumerate(sites) if s["group"] < 0]
+    lines += [f"  s{a} -> s{b} [label={_quoted(size(n))}];" for a, b, n in graph["edges"]]
+    return "\n".join([*lines, "}", ""])
+
+
+def _quoted(text: str) -> str:
+    """A DOT string that shows `text` as it is; backslashes would start an escape, quotes end it."""
+    return '"' + shown(text, 200).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,218 @@
+"""`deps TRACE`: its numbers by hand, its documents by schema, its graph by a reader of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_cli import PROFILE
+from workload_cases import handmade, unit_traces
+
+from tesserasim import api
+from tesserasim.cli import main
+from tesserasim.deps.graph import unit_flow
+from tesserasim.deps.summary import dependencies, site_edges
+from tesserasim.deps.words import dot, in_words, shown, size
+from tesserasim.trace.model import Access, Buffer, Trace
+from tesserasim.trace.parquet import write_trace
+
+pytestmark = pytest.mark.quick
+
+
+def schema() -> Any:
+    text = resources.files("tesserasim").joinpath("schemas", "deps-trace.json").read_text(encoding="utf-8")
+    document = json.loads(text)
+    jsonschema.Draft202012Validator.check_schema(document)
+    return document
+
+
+def access(buffer: int, mode: str, nbytes: int, covers: bool = False, evidence: str = "schema") -> Access:
+    return Access(buffer, mode, 0, nbytes, "exact", covers, evidence)
+
+
+def small() -> Trace:
+    """a writes 100 bytes that b and c read; b appends 8 to the state; c reads the state and writes 60 for d; e is bare.
+
+    x and y share a storage: c overwrites the first 60 bytes of what b read.
+    """
+    buffers = [
+        Buffer(0, "x", 100, "activation", storage=1), Buffer(1, "y", 60, "activation", storage=1),
+        Buffer(2, "kv", 800, "state", storage=2, bytes_per_token=8), Buffer(3, "w", 50, "weight", storage=3),
+    ]  # fmt: skip
+    rows = [
+        ("a", [access(3, "R", 50), access(0, "W", 100, True)]),
+        ("b", [access(0, "R", 100), access(2, "W", 8)]),
+        ("c", [access(0, "R", 100), access(2, "R", 800), access(1, "W", 60, True, "ptx")]),
+        ("d", [access(1, "R", 60)]),
+        ("e", []),
+    ]
+    return handmade(rows, buffers)
+
+
+def test_the_numbers_of_a_small_trace() -> None:
+    """Mutations tried: a value counted per reader in a cut; the state's context counted as a delta; WAW left out."""
+    d = dependencies(small())
+    jsonschema.validate(d, schema())
+    assert d["buffers"]["activation"] == {"count": 2, "nbytes": 160}
+    assert d["raw"] == {"values": 3, "edges": 4, "edge_bytes": 100 + 100 + 8 + 60}
+    assert d["state"] == {
+        "deltas": 1, "delta_bytes": 8, "replaced": 0, "left_bytes": 8, "reads_from_before": 1, "buffers_from_before": 1
+    }  # fmt: skip
+    assert d["hazards"] == {"war": 1, "waw": 1, "storages": 1, "by_storage": [{"storage": 1, "war": 1, "waw": 1}]}
+    assert d["accesses"]["evidence"]["ptx"] == 1 and d["accesses"]["mode"] == {"R": 5, "W": 3, "RW": 0}
+    assert d["unknown"] == {
+        "count": 1, "kernels": [{"kernel": 4, "name": "k4", "site": "e", "why": "no accesses"}]
+    } and [g["sites"] for g in d["groups"]] == [["d", "e"]]  # fmt: skip
+    assert d["largest_values"][0] == {"buffer": "x", "nbytes": 100, "from": "a", "to": ["b", "c"]}
+    assert d["largest_cuts"] == [
+        {"after": "b", "nbytes": 108}, {"after": "a", "nbytes": 100}, {"after": "c", "nbytes": 60}
+    ]  # fmt: skip
+    assert d["graph"]["edges"] == [[0, 1, 100], [0, 2, 100], [1, 2, 8], [2, 3, 60]]
+    assert d["warnings"] == ["1 kernels have no accesses"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(unit_traces(roles=("activation", "workspace", "weight", "state", "output")))
+def test_any_trace_fits_the_schema_and_its_own_counts(trace: Trace) -> None:
+    d = dependencies(trace)
+    jsonschema.validate(d, schema())
+    flow = unit_flow(trace)
+    # Between sites a value counts once per reading site; the sum over kernels can only be larger.
+    assert sum(n for *_, n in site_edges(flow)) <= d["raw"]["edge_bytes"]
+    site = trace.site_of
+    for i, name in enumerate(trace.sites[:-1]):
+        crossing = 0
+        for v in flow.values:
+            ends = [site[v.writer], *(site[r] for r in v.readers)]
+            crossing += v.nbytes if min(ends) <= i < max(ends) else 0
+        listed = {c["after"]: c["nbytes"] for c in d["largest_cuts"]}
+        assert listed.get(name, 0) == crossing or len(listed) == 10
+    assert in_words(d)
+
+
+def test_the_command_prints_and_writes_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out, graph = (tmp_path / n for n in ("t.parquet", "d.json", "g.dot"))
+    write_trace(small(), path)
+    assert main(["deps", str(path), "--json", "--out", str(out), "--dot", str(graph)]) == 0
+    streams = capsys.readouterr()
+    assert streams.err == ""
+    document = json.loads(streams.out)
+    jsonschema.validate(document, schema())
+    assert document == json.loads(out.read_text()) == api.dependencies(path) == api.dependencies(small())
+    assert graph.read_text() == dot(document)
+    assert main(["deps", str(path)]) == 0
+    text = capsys.readouterr().out
+    for part in ("5 kernels", "read after write: 4 edges, 268 B", "1 deltas of 8 B", "1 write after read", "ptx 1",
+                 "unknown: 1 kernels", "kept with its neighbours", "100 B x: a to b and 1 more",
+                 "largest cut: 108 B after b", "warning: 1 kernels have no accesses"):  # fmt: skip
+        assert part in text
+
+
+def test_an_imported_profile_says_that_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation tried: only Parquet is read."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(PROFILE))
+    assert main(["deps", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, schema())
+    assert document["unknown"]["count"] == 4 and len(document["groups"]) == 1
+    assert any("no accesses" in w for w in document["warnings"])
+
+
+BAD = {
+    "text": b"hello\n",
+    "empty": b"",
+    "parquet": b"PAR1" + bytes(40) + b"PAR1",
+    "json": b"{}",
+    "binary": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("kind", [*BAD, "missing", "a directory"])
+def test_bad_files_are_one_line(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "file"
+    if kind in BAD:
+        path.write_bytes(BAD[kind])
+    elif kind == "a directory":
+        path.mkdir()
+    assert main(["deps", str(path), "--out", str(tmp_path / "out.json")]) == 2
+    streams = capsys.readouterr()
+    assert streams.out == "" and streams.err.count("\n") == 1 and str(path) in streams.err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_bad_outputs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutations tried: `check_output` left out; without the trace among the inputs; one file for both outputs."""
+    path, ptx = tmp_path / "t.parquet", tmp_path / "k.ptx"
+    write_trace(small(), path)
+    before = path.read_bytes()
+    ptx.write_text(".version 8.4\n.target sm_90\n.address_size 64\n.visible .entry k() { ret; }\n")
+    same = str(tmp_path / "same")
+    for arguments in ([path, "--out", tmp_path], [path, "--dot", path], [path, "--out", same, "--dot", same],
+                      [ptx, "--dot", same]):  # fmt: skip
+        assert main(["deps", *map(str, arguments)]) == 2
+        streams = capsys.readouterr()
+        assert streams.out == "" and streams.err.count("\n") == 1
+    assert path.read_bytes() == before and not Path(same).exists()
+    assert main(["deps", str(ptx)]) == 0
+
+
+def read_dot(text: str) -> tuple[dict[str, str], dict[str, list[str]], list[tuple[str, str, str]]]:
+    """(labels, members of clusters by label, edges) of the DOT that `dot` writes; fails on anything else."""
+    string = r'"((?:[^"\\]|\\.)*)"'
+    labels: dict[str, str] = {}
+    clusters: dict[str, list[str]] = {}
+    edges = []
+    inside = ""
+    lines = text.splitlines()
+    assert lines[0] == "digraph dependencies {" and lines[-1] == "}"
+    for line in lines[2:-1]:
+        line = line.strip()
+        if line.startswith("subgraph"):
+            inside = line
+        elif line == "}":
+            inside = ""
+        elif found := re.fullmatch(rf"label={string};", line):
+            inside = found[1]
+        elif found := re.fullmatch(rf"(s\d+) \[label={string}\];", line):
+            labels[found[1]] = re.sub(r"\\(.)", r"\1", found[2])
+            if inside:
+                clusters.setdefault(inside, []).append(found[1])
+        else:
+            found = re.fullmatch(rf"(s\d+) -> (s\d+) \[label={string}\];", line)
+            assert found, line
+            edges.append((found[1], found[2], found[3]))
+    return labels, clusters, edges
+
+
+def test_dot_of_the_small_trace() -> None:
+    labels, clusters, edges = read_dot(dot(dependencies(small())))
+    assert labels == {f"s{i}": n for i, n in enumerate("abcde")}
+    assert list(clusters.values()) == [["s3", "s4"]]
+    assert ("s0", "s1", "100 B") in edges and len(edges) == 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(max_size=40), min_size=2, max_size=4, unique=True))
+def test_hostile_names_stay_inside_their_labels(names: list[str]) -> None:
+    """Mutations tried: quotes not escaped; backslashes not escaped; line ends kept."""
+    document = dependencies(handmade([(n, []) for n in names], []))
+    labels, clusters, _ = read_dot(dot(document))
+    assert list(labels.values()) == [shown(n, 200) for n in names]
+    assert [len(m) for m in clusters.values()] == [len(names)]
+    assert len(in_words(document).splitlines()) == len(in_words(document).split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1023 * 1024, "1023 KiB"),
+                         (2**30, "1 GiB"), (2**50, "1024 TiB")]
+)  # fmt: skip
+def test_sizes(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
