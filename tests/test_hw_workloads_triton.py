@@ -29,7 +29,8 @@ for t, c, window in ((20, 20, 0), (5, 37, 8), (33, 50, 16), (1, 37, 0), (1, 130,
     s = torch.randn(8) * 2
     y = triton_sinks.decode(q, k, v, s) if t == 1 else triton_sinks.prefill(q, k, v, s, window)
     close(y, sinks.attention_sinks(q, k, v, s, window))
-for t, e, k, d, f, block in ((5, 8, 2, 64, 128, 16), (40, 4, 4, 192, 64, 32), (300, 4, 4, 64, 192, 128)):
+points = (5, 8, 2, 64, 128, 16), (40, 4, 4, 192, 64, 32), (300, 4, 4, 64, 192, 128), (130, 32, 3, 64, 64, 16)
+for t, e, k, d, f, block in points:
     logits, x = torch.randn(t, e), torch.randn(t, d)
     want, got = moe.moe_route(logits, k, block), triton_moe.route(logits, k, block)
     used = int((want[3] >= 0).sum()) * block
@@ -101,12 +102,16 @@ def test_attention_and_routing_compile() -> None:
         )  # fmt: skip
         assert "wgmma.mma_async" in asm["ptx"]
     compiled(
-        triton_sinks.sinks_decode, "*bf16 *bf16 *bf16 *fp32 *fp32" + 8 * strides + " i32 i32 i32 fp32",
-        {"GROUP": 8, "BN": 64, "D": 64}, 4, 3,
+        triton_sinks.sinks_decode, "*bf16 *bf16 *bf16 *bf16 *fp32 *fp32" + 8 * strides + " i32 i32 i32 fp32",
+        {"GROUP": 8, "BN": 64, "D": 64, "WHOLE": False}, 4, 3,
     )  # fmt: skip
     compiled(triton_sinks.sinks_combine, "*fp32 *fp32 *bf16 *bf16 i32 i32", {"GROUP": 8, "GP": 8, "D": 64}, 4, 3)
-    compiled(triton_moe.moe_topk, "*bf16 *fp32 *i32 i32", {"E": 32, "K": 4, "KP": 4, "BT": 16}, 4, 3)
-    compiled(triton_moe.moe_sort, "*i32 *i32 *i32 i32 i32", {"E": 32, "BLOCK": 128, "STEP": 1024}, 8, 3)
+    sizes = {"E": 32, "K": 4, "KP": 4, "BT": 64}
+    compiled(triton_moe.moe_topk, "*bf16 *fp32 *i32 *i32 i32", sizes, 4, 3)
+    few, blocks = {**sizes, "BT": 32}, {"BLOCK": 16, "LP": 64}
+    compiled(triton_moe.moe_route_few, "*bf16 *fp32 *i32 *i32 *i32 i32 i32", {**few, **blocks}, 4, 3)
+    blocks["BLOCK"] = 128
+    compiled(triton_moe.moe_sort, "*i32 *i32 *i32 *i32 i32 i32 i32", {**sizes, **blocks}, 8, 3)
 
 
 @pytest.mark.quick

@@ -14,12 +14,13 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hw.workloads import moe, sinks
+from hw.workloads import moe, sinks, triton_sinks
 from hw.workloads.triton_moe import Variant, grouped_gemm, moe_gemm, route
 
 COPY, MATRIX, SHORTEST = 4.3e12, 790e12, 2.5e-6  # measured on an H200: bytes/s, FLOP/s, s
@@ -35,7 +36,9 @@ VARIANTS: dict[int, list[Variant]] = {
     256: [V(64, 4, 3), V(128, 8, 3), V(128, 8, 4)],
 }
 #: Tokens of a step, and the blocks worth trying.
-POINTS = {1: (16,), 8: (16,), 32: (16,), 128: (16, 32), 256: (32, 64), 1024: (64, 128), 2048: (128, 256), 8192: (128, 256)}
+POINTS = {
+    1: (16,), 8: (16,), 32: (16,), 128: (16, 32), 256: (32, 64), 1024: (64, 128), 2048: (128, 256), 8192: (128, 256)
+}  # fmt: skip
 
 
 class Log:
@@ -93,7 +96,7 @@ def warm(job: tuple[int, bool, Variant]) -> str | None:
         moe_gemm.warmup(
             bf16, i32, i32, bf16, i32, i32, bf16 if gated else f32, bf16, n, WIDTH, 1024, PER_ROW=TOP if gated else 1,
             GATED=gated, PACKED=True, ASM=True, LIMIT=moe.LIMIT, ALPHA=moe.ALPHA, BM=block, BN=v.columns, STEP=v.step,
-            num_warps=v.warps, num_stages=v.stages, grid=(1,),
+            num_warps=v.warps, num_stages=v.stages, maxnreg=v.registers, grid=(1,),
         )  # fmt: skip
     except Exception as error:
         return f"{block} {gated} {v.name}: {type(error).__name__} {str(error)[:200]}"
@@ -194,9 +197,9 @@ def time_gemm(log: Log, layers: Any, tokens: int, block: int, v: Variant) -> Ite
         for i in range(24 if tokens <= 1024 else 9):
             layer, (gain, _, order, owner) = layers[i % LAYERS], routes[i % LAYERS]
             if part == "up":
-                calls.append(lambda l=layer, o=order, w=owner: grouped_gemm(x, *l[:3], o, w, None, TOP, v))
+                calls.append(partial(grouped_gemm, x, *layer[:3], order, owner, None, TOP, v))
             else:
-                calls.append(lambda l=layer, o=order, w=owner, g=gain: grouped_gemm(h, *l[3:], o, w, g, 1, v))
+                calls.append(partial(grouped_gemm, h, *layer[3:], order, owner, gain, 1, v))
         try:
             s = timed(calls)
         except Exception as error:
@@ -216,57 +219,65 @@ def time_gemm(log: Log, layers: Any, tokens: int, block: int, v: Variant) -> Ite
 def routing(log: Log) -> None:
     for tokens in (1, 32, 256, 1024, 8192):
         block = moe.block_rows(tokens * TOP, EXPERTS)
-        logits = torch.randn(tokens, EXPERTS, device="cuda").bfloat16()
+        logits = (torch.rand(tokens, EXPERTS, device="cuda").argsort(-1) / 8).bfloat16()  # no two alike
         got, want = route(logits, TOP, block), moe.moe_route(logits.cpu(), TOP, block)
         used = int((want[3] >= 0).sum()) * block
         right = (
             bool((got[0].cpu() - want[0]).abs().max() < 1e-5) and torch.equal(got[1].cpu(), want[1])
             and torch.equal(got[3].cpu(), want[3]) and torch.equal(got[2][:used].cpu(), want[2][:used])
         )  # fmt: skip
-        s = timed([lambda x=logits, b=block: route(x, TOP, b)] * 20)
+        s = timed([partial(route, logits, TOP, block)] * 20)
         report(log, "route", s, logits.numel() * 2.0, 0.0, tokens=tokens, block=block, right=right)
 
 
+#: Queries and keys of a tile, warps, stages, registers; and programs of a decode step at a time.
+PREFILL = [
+    (128, 64, 8, 3, 128), (128, 64, 8, 3, None), (128, 128, 8, 2, None), (64, 64, 4, 3, 128), (64, 64, 4, 2, None)
+]  # fmt: skip
+DECODE = [528, 792, 1056]
+
+
 def attention(log: Log) -> None:
-    """Decode and prefill of 64 heads over 8 KV heads of 64; several caches in turn."""
+    """Decode and prefill of 64 heads over 8 KV heads of 64; several caches in turn. A window of 128 names its keys
+    alone, as the model does."""
     heads, kv, d, window = 64, 8, 64, 128
-    points = [(b, 1, c) for b in (1, 32, 256) for c in (128, 512, 2048, 8192) if b * c <= 2**20]
-    points += [(1, 256, 256), (1, 1024, 1024), (1, 8192, 8192), (1, 2048, 18432)]
-    for b, t, c in points:
-        for w in (0, window):
-            if log.late() or (w and t == 1 and c != 128):
-                continue
-            keys = min(c, w + t - 1) if w and t > 1 else c
-            copies = max(1, min(8, 2**28 // (b * keys * kv * d * 4)))
-            make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
-            q, s = make(b, t, heads, d).transpose(1, 2), make(heads)
-            caches = [(make(b, kv, keys, d), make(b, kv, keys, d)) for _ in range(copies)]
-            wide = w if t > 1 else 0
-            calls = [lambda x=x: sinks.attention_sinks(q, *x, s, wide) for x in caches] * max(1, 16 // copies)
-            pairs = sum(min(i, w) if wide else i for i in range(keys - t + 1, keys + 1))
+    points = [(b, 1, c, 0) for b in (1, 32, 256) for c in (128, 512, 2048, 8192) if b * c <= 2**20]
+    points += [(1, t, c, w) for w in (0, window) for t, c in ((256, 256), (1024, 1024), (8192, 8192), (2048, 18432))]
+    for b, t, c, w in points:
+        keys = min(c, w + t - 1) if w else c
+        copies = max(2, min(8, 2**28 // (b * keys * kv * d * 4)))
+        q, s = make(b, t, heads, d).transpose(1, 2), make(heads)
+        # the model keeps caches of windowed layers tokens first
+        caches = [(make(b, kv, keys, d), make(b, kv, keys, d)) for _ in range(copies)]
+        pairs = sum(min(i, w) if w else i for i in range(keys - t + 1, keys + 1))
+        nbytes = 4.0 * b * keys * kv * d + 4.0 * b * t * heads * d
+        point = {"b": b, "t": t, "c": c, "window": w}
+        k, v = caches[0]
+        want = sinks.attention_sinks(q[:1, :, -64:].cpu(), k[:1].cpu(), v[:1].cpu(), s.cpu(), w)  # the last queries
+        for shape in DECODE if t == 1 else PREFILL:
+            if log.late():
+                return
             try:
-                right = check_attention(q, *caches[0], s, wide)
+                function, more = (triton_sinks.decode, ()) if t == 1 else (triton_sinks.prefill, (w,))
+                calls = [partial(function, q, *x, s, *more, shape) for x in caches] * max(1, 16 // copies)
+                wrong = error_of(calls[0]()[:1, -64:].cpu(), want)
                 seconds = timed(calls)
             except Exception as error:
-                log.add(what="attention", b=b, t=t, c=c, failed=f"{type(error).__name__} {str(error)[:160]}")
+                log.add(what="attention", **point, failed=f"{type(error).__name__} {str(error)[:160]}")
                 continue
-            nbytes = 4.0 * b * keys * kv * d + 4.0 * b * t * heads * d
-            report(log, "attention", seconds, nbytes, 4.0 * b * heads * d * pairs, b=b, t=t, c=c, window=w, error=right)
+            name = str(shape).replace(" ", "")
+            report(log, "attention", seconds, nbytes, 4.0 * b * heads * d * pairs, **point, variant=name, error=wrong)
 
 
-def check_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s: torch.Tensor, window: int) -> float:
-    """Relative error of the first sequence's last 128 queries."""
-    t = min(128, q.shape[2])
-    got = sinks.attention_sinks(q, k, v, s, window)[:1, -t:]
-    want = sinks.attention_sinks(q[:1, :, -t:].cpu(), k[:1].cpu(), v[:1].cpu(), s.cpu(), window)
-    return error_of(got.cpu(), want)
+def make(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--limit-s", type=float, default=150.0, help="start no further measurement after this")
     parser.add_argument("--out", type=Path, help="JSON file of all results")
-    parser.add_argument("--only", default="route,attention,gemm", help="parts to run")
+    parser.add_argument("--only", default="gemm,route,attention", help="parts to run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("needs a CUDA device")

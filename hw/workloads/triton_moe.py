@@ -23,6 +23,10 @@ LOW_TWICE = tl.constexpr("prmt.b32 $0, $1, 0, 0x1010;")
 HIGH_TWICE = tl.constexpr("prmt.b32 $0, $1, 0, 0x3232;")
 
 
+#: Most tokens that one program routes.
+ONE_PROGRAM = 128
+
+
 @dataclass(frozen=True)
 class Variant:
     """Shape of one launch of `moe_gemm`: `columns` weight rows per program, `step` tiles of 64 per iteration."""
@@ -31,10 +35,11 @@ class Variant:
     warps: int
     stages: int
     step: int = 1
+    registers: int | None = None  # at most, per thread
 
     @property
     def name(self) -> str:
-        return f"n{self.columns}w{self.warps}s{self.stages}x{self.step}"
+        return f"n{self.columns}w{self.warps}s{self.stages}x{self.step}" + f"r{self.registers}" * bool(self.registers)
 
 
 #: By rows of a block; [first layer, second layer].
@@ -48,9 +53,8 @@ CHOSEN: dict[int, tuple[Variant, Variant]] = {
 
 
 @triton.jit
-def moe_topk(logits, gain, chosen, tokens, E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr):
-    """The K largest of E logits per token, and their softmax. KP: K rounded up to a power of two."""
-    token = tl.program_id(0) * BT + tl.arange(0, BT)
+def _choose(logits, gain, chosen, token, tokens, E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr):
+    """The K largest of E logits of each token [BT], and their softmax, stored; the experts [BT, KP], -1 where none."""
     expert, slot = tl.arange(0, E), tl.arange(0, KP)
     live = token < tokens
     v = tl.load(logits + token[:, None] * E + expert[None, :], mask=live[:, None], other=0.0).to(tl.float32)
@@ -67,32 +71,92 @@ def moe_topk(logits, gain, chosen, tokens, E: tl.constexpr, K: tl.constexpr, KP:
     keep = live[:, None] & (slot[None, :] < K)
     tl.store(gain + place, p, mask=keep)
     tl.store(chosen + place, index, mask=keep)
+    return tl.where(keep, index, -1)
 
 
 @triton.jit
-def moe_sort(chosen, order, owner, choices, limit, E: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """One program per expert: all count all choices, each writes its own, so none waits for another."""
-    me = tl.program_id(0)
-    expert, lane, row = tl.arange(0, E), tl.arange(0, STEP), tl.arange(0, BLOCK)
-    count = tl.zeros((E,), tl.int32)
-    for start in range(0, choices, STEP):
-        e = tl.load(chosen + start + lane, mask=start + lane < choices, other=-1)
-        count += tl.sum((e[:, None] == expert[None, :]).to(tl.int32), axis=0)
-    blocks = (count + BLOCK - 1) // BLOCK
-    first = tl.sum(tl.where(expert < me, blocks, 0), axis=0)
-    mine = tl.sum(tl.where(expert == me, blocks, 0), axis=0)
-    at = first * BLOCK
-    for start in range(0, choices, STEP):
-        e = tl.load(chosen + start + lane, mask=start + lane < choices, other=-1)
-        hit = (e == me).to(tl.int32)
-        tl.store(order + at + tl.cumsum(hit, axis=0) - 1, start + lane, mask=hit > 0)
-        at += tl.sum(hit, axis=0)
-    tl.store(order + at + row, choices, mask=at + row < (first + mine) * BLOCK)
-    for start in range(0, mine, STEP):
-        tl.store(owner + first + start + lane, me, mask=start + lane < mine)
-    if me == E - 1:
-        for start in range(first + mine, limit, STEP):
-            tl.store(owner + start + lane, -1, mask=start + lane < limit)
+def _count(index, E: tl.constexpr):
+    """Choices of each expert among `index` [C]: [E], and which is whose [C, E]."""
+    hit = (index[:, None] == tl.arange(0, E)[None, :]).to(tl.int32)
+    return tl.sum(hit, axis=0), hit
+
+
+@triton.jit
+def _place(order, hit, choice, at):
+    """Write `choice` [C] where its expert's rows continue: `at` [E], and one further for each before it."""
+    place = tl.sum(hit * (at[None, :] + tl.cumsum(hit, axis=0) - 1), axis=1)
+    tl.store(order + place, choice, mask=tl.sum(hit, axis=1) > 0)
+
+
+@triton.jit
+def _blocks(order, owner, total, choices, limit, expert, E: tl.constexpr, BLOCK: tl.constexpr, LP: tl.constexpr):
+    """Fill the blocks of the experts `expert` [some of E] with padding, name the owner of every block."""
+    every = tl.arange(0, E)
+    blocks = (total + BLOCK - 1) // BLOCK
+    first = tl.cumsum(blocks, axis=0) - blocks
+    row = tl.arange(0, BLOCK)
+    mine = every[None, :] == expert[:, None]
+    end = tl.sum(tl.where(mine, first * BLOCK + total, 0), axis=1)
+    stop = tl.sum(tl.where(mine, (first + blocks) * BLOCK, 0), axis=1)
+    at = end[:, None] + row[None, :]
+    tl.store(order + at, tl.zeros_like(at) + choices, mask=at < stop[:, None])
+    used = tl.sum(blocks, axis=0)
+    for start in range(0, limit, LP):
+        i = start + tl.arange(0, LP)
+        inside = (i[:, None] >= first[None, :]) & (i[:, None] < (first + blocks)[None, :])
+        who = tl.max(tl.where(inside, every[None, :], -1), axis=1)
+        tl.store(owner + i, tl.where(i < used, who, -1), mask=i < limit)
+
+
+@triton.jit
+def moe_route_few(
+    logits, gain, chosen, order, owner, tokens, limit, E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    BT: tl.constexpr, BLOCK: tl.constexpr, LP: tl.constexpr,
+):  # fmt: skip
+    """All of the routing of at most BT tokens, in one program."""
+    token = tl.arange(0, BT)
+    index = tl.reshape(_choose(logits, gain, chosen, token, tokens, E, K, KP, BT), (BT * KP,))
+    choice = tl.reshape(token[:, None] * K + tl.arange(0, KP)[None, :], (BT * KP,))
+    total, hit = _count(index, E)
+    blocks = (total + BLOCK - 1) // BLOCK
+    _place(order, hit, choice, (tl.cumsum(blocks, axis=0) - blocks) * BLOCK)
+    _blocks(order, owner, total, tokens * K, limit, tl.arange(0, E), E, BLOCK, LP)
+
+
+@triton.jit
+def moe_topk(
+    logits, gain, chosen, counts, tokens, E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr
+):
+    """Choices of BT tokens, and how many each expert got of them: counts [programs, E]."""
+    token = tl.program_id(0) * BT + tl.arange(0, BT)
+    index = tl.reshape(_choose(logits, gain, chosen, token, tokens, E, K, KP, BT), (BT * KP,))
+    total, _ = _count(index, E)
+    tl.store(counts + tl.program_id(0) * E + tl.arange(0, E), total)
+
+
+@triton.jit
+def moe_sort(
+    chosen, counts, order, owner, tokens, limit, parts, E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    BT: tl.constexpr, BLOCK: tl.constexpr, LP: tl.constexpr,
+):  # fmt: skip
+    """A program per part of `moe_topk` writes its choices in expert order; one more, padding and owners."""
+    me, expert = tl.program_id(0), tl.arange(0, E)
+    total, before = tl.zeros((E,), tl.int32), tl.zeros((E,), tl.int32)
+    for start in range(0, parts, 64):
+        part = start + tl.arange(0, 64)
+        n = tl.load(counts + part[:, None] * E + expert[None, :], mask=(part < parts)[:, None], other=0)
+        total += tl.sum(n, axis=0)
+        before += tl.sum(tl.where((part < me)[:, None], n, 0), axis=0)
+    if me < parts:
+        token, slot = me * BT + tl.arange(0, BT), tl.arange(0, KP)
+        choice = token[:, None] * K + slot[None, :]
+        index = tl.load(chosen + choice, mask=(token < tokens)[:, None] & (slot < K)[None, :], other=-1)
+        _, hit = _count(tl.reshape(index, (BT * KP,)), E)
+        blocks = (total + BLOCK - 1) // BLOCK
+        first = tl.cumsum(blocks, axis=0) - blocks
+        _place(order, hit, tl.reshape(choice, (BT * KP,)), first * BLOCK + before)
+    else:
+        _blocks(order, owner, total, tokens * K, limit, expert, E, BLOCK, LP)
 
 
 @triton.jit
@@ -211,9 +275,7 @@ def moe_gemm(
     tl.store(to, tl.trans(y.to(kind)), mask=live[:, None] & (place < width)[None, :])
 
 
-def route(
-    logits: torch.Tensor, k: int, block: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def route(logits: torch.Tensor, k: int, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     logits = logits.contiguous()
     tokens, experts = logits.shape
     limit = block_limit(tokens * k, experts, block)
@@ -221,11 +283,20 @@ def route(
     chosen, order, owner = (
         torch.empty(shape, dtype=torch.int32, device=logits.device) for shape in ((tokens, k), limit * block, limit)
     )
-    moe_topk[(triton.cdiv(tokens, 16),)](
-        logits, gain, chosen, tokens, E=experts, K=k, KP=triton.next_power_of_2(k), BT=16, num_warps=4
-    )
-    step = min(1024, max(64, triton.next_power_of_2(tokens * k)))
-    moe_sort[(experts,)](chosen, order, owner, tokens * k, limit, E=experts, BLOCK=block, STEP=step, num_warps=8)
+    sizes = {"E": experts, "K": k, "KP": triton.next_power_of_2(k)}
+    blocks = {"BLOCK": block, "LP": min(64, max(16, triton.next_power_of_2(limit)))}
+    if tokens <= ONE_PROGRAM:
+        few = max(16, triton.next_power_of_2(tokens))
+        moe_route_few[(1,)](
+            logits, gain, chosen, order, owner, tokens, limit, **sizes, **blocks, BT=few, num_warps=4 if few < 64 else 8
+        )
+        return gain, chosen, order, owner
+    parts = triton.cdiv(tokens, 64)
+    counts = torch.empty(parts, experts, dtype=torch.int32, device=logits.device)
+    moe_topk[(parts,)](logits, gain, chosen, counts, tokens, **sizes, BT=64, num_warps=4)
+    moe_sort[(parts + 1,)](
+        chosen, counts, order, owner, tokens, limit, parts, **sizes, **blocks, BT=64, num_warps=8
+    )  # fmt: skip
     return gain, chosen, order, owner
 
 
@@ -244,5 +315,6 @@ def grouped_gemm(
         x, weight, weight if scale is None else scale, bias, order, owner, bias if gain is None else gain, out, n, k,
         choices, PER_ROW=per_row, GATED=gated, PACKED=scale is not None, ASM=x.is_cuda, LIMIT=LIMIT, ALPHA=ALPHA,
         BM=rows, BN=v.columns, STEP=step, num_warps=v.warps, num_stages=v.stages,
+        maxnreg=v.registers,
     )  # fmt: skip
     return out
