@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings")
 from hw.capture.assemble import unit_accesses
 from hw.capture.buffers import BufferTable
 from hw.capture.driver import Node
-from hw.capture.ptx_evidence import Compiled
+from hw.capture.ptx_evidence import Compiled, text_of, tuned_text
 from hw.capture.recorder import Argument, Call
 from hw.workloads.base import NamedTensor, UnitSpec
 from tesserasim.deps.graph import Edge, unit_flow
@@ -191,6 +191,38 @@ def test_a_copy_nobody_recorded_moves_bytes_one_way() -> None:
     ]
     trace, _ = unit(calls, [kernel("g", A, B), Node("memcpy", "", pointers=((B, "R", 256), (C, "W", 256)))])
     assert of(trace, 1)["m@0:out0"].mode == "R"
+
+
+def test_a_pointer_beside_a_view_reaches_the_rest_of_its_storage() -> None:
+    """Mutation tried: a pointer anywhere in the storage of an argument counts as explained by its view."""
+    view = Argument("q", "R", A, 64, 64, A, 256, A, (64,), "uint8")
+    call = Call("m", "own", "aten", 0, 1, [view, result("result0", B)])
+    trace, _ = unit([call], [kernel("k", A, A + 64, B)])
+    found = [(a.mode, a.nbytes, a.evidence) for a in trace.kernels[0].accesses if a.buffer == 0]
+    assert found == [("R", 64, "schema"), ("RW", 256, "params")]
+
+
+class Fake:
+    """An object with these attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__ |= attributes
+
+
+def test_the_text_of_the_variant_that_ran(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutations tried: the first of several launchers; Triton's cache not looked into; an error let through."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    (tmp_path / "KEY").mkdir()
+    (tmp_path / "KEY" / "k.ptx").write_text("cached")
+    compiled = Fake(bin=Fake(asm={"ptx": "text"}))
+    static = Fake(cache_hash="KEY")
+    results = [Fake(compile_meta={"device": 0})]
+    assert tuned_text(Fake(launchers=[compiled], compile_results=results)) == "text"
+    assert tuned_text(Fake(launchers=[static], compile_results=results)) == "cached"
+    assert tuned_text(Fake(launchers=[compiled, compiled], compile_results=results)) == ""
+    assert tuned_text(Fake(launchers=[Fake(cache_hash="NONE")], compile_results=results)) == ""
+    assert tuned_text(Fake(launchers=[Fake()])) == tuned_text(Fake()) == text_of(None) == ""
+    assert text_of(Fake(asm={"ptx": "text"})) == "text"
 
 
 class Cache:

@@ -50,6 +50,7 @@ class _Site:
         self.library = [library_kernel(names, i) if p is None else None for i, p in enumerate(self.ptx)]
         self.addresses = [_addresses(n, p) for n, p in zip(nodes, self.ptx, strict=True)]
         self.explained: list[set[int]] = [set() for _ in nodes]
+        self.storages: list[tuple[int, int, int]] = []  # of the call's tensors: (first, end, buffer)
         self.source = {"triton": NAMES if call.meta.get("generated", True) else SCHEMA, "jit": NOWHERE}.get(
             call.door, SCHEMA
         )
@@ -61,6 +62,7 @@ class _Site:
         for a, per_node in sorted(decided, key=lambda x: _begins(*x)):
             mode = "W" if _begins(a, per_node) else a.mode
             buffer = self.table.resolve(a, self.site, mode)
+            self.storages.append((a.storage, a.storage + a.storage_bytes, buffer))
             for i, d in per_node:
                 self.rows[i] += self._accesses(i, a, buffer, d)
 
@@ -70,9 +72,8 @@ class _Site:
         begun = False
         seen = False
         for i, node in enumerate(self.nodes):
-            inside = [p for p in self.addresses[i] if a.storage <= p < a.storage + max(a.storage_bytes, 1)]
-            self.explained[i].update(inside)
-            hits = [p for p in inside if a.address <= p < a.address + a.nbytes]
+            hits = [p for p in self.addresses[i] if a.address <= p < a.address + a.nbytes]
+            self.explained[i].update(hits)
             # A view may span its neighbours in one storage: the pointer to its start is its own.
             hits = [a.address] if a.address in hits else hits
             if not hits:
@@ -157,7 +158,9 @@ class _Site:
             if p in self.explained[i]:
                 continue
             by_ptx, by_node = _mode_at(ptx, [p]), _node_mode(node, [p])
-            named = self.table.at_address(p)
+            # Beside the view of a tensor that the call was given: the rest of its storage is touched too.
+            own = next((b for first, end, b in self.storages if first <= p < end), None)
+            named = own if own is not None else self.table.at_address(p)
             value = self.table.at_place(p) if stray and named is None else None
             segment = _segment(p, self.segments)
             if stray and segment is not None and named is None:
