@@ -150,6 +150,22 @@ def test_blocks_trace_without_breaks() -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.quick
+def test_work_of_own_operators() -> None:
+    model = tiny()
+    model.chosen = [torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0, 1], [2, 3]])]
+    shapes = {"x": (2, 64), "bias": (4, 128), "result0": (4, 64)}
+    work = model.work_of("moe_up", shapes, {"k": 2}, "layers.0")
+    assert work is not None and (work.kind, work.flops, work.weight_share) == ("moe", 2 * 4 * 128 * 64, 0.5)
+    work = model.work_of("moe_down", {"h": (4, 64), "bias": (4, 64), "result0": (4, 64)}, {}, "layers.1")
+    assert work is not None and (work.flops, work.weight_share) == (2 * 4 * 64 * 64, 1.0)
+    shapes = {"query": (1, 8, 4, 16), "key": (1, 2, 6, 16)}
+    for window, pairs in ((0, 3 + 4 + 5 + 6), (4, 3 + 4 + 4 + 4)):
+        work = model.work_of("flash_attention_sinks", shapes, {"window": window}, "layers.0")
+        assert work is not None and (work.kind, work.flops) == ("attention_prefill", 4 * 8 * 16 * pairs)
+    assert model.work_of("mm", {}, {}, "layers.0") is None
+
+
 def test_logits_equal_the_reference_implementation() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GptOssConfig(

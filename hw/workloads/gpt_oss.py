@@ -11,14 +11,14 @@ router's logits favours a seeded order of experts as 1/rank. `moe_statistics` te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hw.workloads.base import NamedTensor, UnitSpec, Workload, decode_grid, functions, prefill_grid, under
+from hw.workloads.base import NamedTensor, UnitSpec, Work, Workload, decode_grid, functions, prefill_grid, under
 from hw.workloads.language import cached_tensors, embed, rope
 from hw.workloads.moe import BIAS, block_rows, moe_down, moe_route, moe_up
 from hw.workloads.sinks import attention_sinks
@@ -210,6 +210,28 @@ class GptOss(Workload):
 
     def named_tensors(self) -> Iterable[NamedTensor]:
         return cached_tensors(self.weights, self.kv, self.inputs)
+
+    def work_of(
+        self, op: str, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Any], module: str
+    ) -> Work | None:
+        """Experts: every choice multiplies with one expert, and only chosen experts are read. Attention: the pairs
+        that a window leaves."""
+        if op in ("moe_up", "moe_down"):
+            rows, width = shapes["result0"][0], shapes["bias"][1]
+            depth = shapes["x" if op == "moe_up" else "h"][1]
+            shape = {"tokens": rows // self.cfg.top_k, "n": width, "k": depth, "top_k": self.cfg.top_k}
+            share = len(self.chosen[int(module.split(".")[1])].unique()) / self.cfg.experts
+            return Work("moe", 2 * rows * width * depth, {**shape, "experts": self.cfg.experts}, share)
+        if op == "moe_route":
+            tokens, experts = shapes["logits"]
+            return Work("elementwise", tokens * experts, {"elements": tokens * experts})
+        if op == "flash_attention_sinks":
+            (b, h, t, d), (_, kv, c, _) = shapes["query"], shapes["key"]
+            window = int(scalars.get("window", 0)) or c
+            pairs = sum(min(seen, window) for seen in range(c - t + 1, c + 1))
+            shape = {"batch": b, "heads": h, "seq_q": t, "head_dim": d, "kv_heads": kv, "seq_kv": c}
+            return Work("attention_decode" if t == 1 else "attention_prefill", 4 * b * h * d * pairs, shape)
+        return None
 
     def weights_of(self, module: str) -> str:
         if module == "embed":
