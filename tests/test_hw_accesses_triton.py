@@ -24,7 +24,8 @@ from test_hw_workloads_mamba2 import tiny as tiny_mamba2  # noqa: E402
 from hw.capture import driver, recorder  # noqa: E402
 from hw.capture.assemble import unit_accesses  # noqa: E402
 from hw.capture.buffers import BufferTable  # noqa: E402
-from hw.workloads.base import UnitSpec  # noqa: E402
+from hw.capture.ptx_evidence import Compiled  # noqa: E402
+from hw.workloads.base import NamedTensor, UnitSpec  # noqa: E402
 from tesserasim.deps.ptx.parse import parse  # noqa: E402
 from tesserasim.trace.model import Access, Buffer  # noqa: E402
 
@@ -54,7 +55,7 @@ def compile_launch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         else:
             signature[p.name] = "fp32"
             data.append(struct.pack("<f", value))
-    options = {k: kwargs[k] for k in ("num_warps", "num_stages") if k in kwargs}
+    options = {k: kwargs[k] for k in ("num_warps", "num_stages", "debug") if k in kwargs}
     source = ASTSource(function, signature, constants, aligned)
     kernel = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     entry = parse(kernel.asm["ptx"]).entries[0]
@@ -221,3 +222,33 @@ def test_a_kernel_that_a_model_launches_itself(
     else:
         assert first == second == [("RW", "params", False)] * 2
     assert len({a.buffer for row in found.rows for a in row}) == 3
+
+
+@triton.jit
+def triton_poi_fused_index_copy_0(in_ptr0, in_ptr1, out_ptr0, xnumel, XBLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row of the cache at a position from memory, checked as Inductor checks indices."""
+    at = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    row = tl.broadcast_to(tl.load(in_ptr0 + 0), [XBLOCK])
+    tl.device_assert((row >= 0) & (row < 32), "index out of bounds")
+    tl.store(out_ptr0 + (at % 16 + 16 * row + 512 * (at // 16)), tl.load(in_ptr1 + at, at < xnumel), at < xnumel)
+
+
+def test_an_append_as_inductor_writes_it(machine: Machine) -> None:
+    """Names say RW; PTX with its assertion stays within them and shows no read: new bytes alone, nothing unknown.
+
+    Mutation tried: `by_ptx` left out of `_append`, with an operator that is called otherwise.
+    """
+    at, new, cache = torch.zeros(1, dtype=torch.int64), torch.ones(64), torch.zeros(4, 32, 16)
+    launch = {"grid": (1,), "warmup": False, "XBLOCK": 64, "debug": True}
+    kernel = machine.run(triton_poi_fused_index_copy_0, at, new, cache, 64, **launch)
+    assert "__assertfail" in kernel.asm["ptx"]
+    modes = zip(("in_ptr0", "in_ptr1", "out_ptr0"), (at, new, cache), ("R", "R", "RW"), strict=True)
+    arguments = [recorder.argument(n, t, m) for n, t, m in modes]
+    call = recorder.Call("m", "fused_copy", "triton", 0, 1, arguments, {}, [Compiled(0, 1, kernel.asm["ptx"])])
+    unit = UnitSpec("decode", "decode", 4, 1, 32)
+    table = BufferTable([NamedTensor("kv", cache, "state", bytes_per_token=64)], unit)
+    rows, buffers, warnings = unit_accesses([call], machine.nodes, table, [(0, 1 << 56)])
+    assert warnings == []
+    assert [(buffers[a.buffer].name, a.mode, a.nbytes, a.evidence) for a in rows[0]] == [
+        ("m@0:in_ptr0", "R", 8, "schema"), ("m@0:in_ptr1", "R", 256, "schema"), ("kv", "W", 4 * 64, "schema")
+    ]  # fmt: skip
