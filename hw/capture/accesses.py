@@ -170,7 +170,8 @@ class _Site:
                 assert buffer is not None
                 self._add(i, buffer, decide(None, ptx=by_ptx, node=by_node), "superset")
             elif segment is not None:
-                workspace = self.table.workspace(segment, self.site)
+                # What kernels that nobody recorded leave in memory, others of them may find there.
+                workspace = self.table.workspace(segment, "unrecorded" if stray else self.site)
                 d = decide(None, ptx=by_ptx, node=by_node, library=self.library[i])
                 self._add(i, workspace, dataclasses.replace(d, evidence="unknown") if stray else d, "unknown")
 
