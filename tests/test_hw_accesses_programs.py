@@ -42,7 +42,7 @@ class Program:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn, recorded: bool = False) -> Program:
     """Every step launches one kernel: recorded or not, into a new tensor or in place; tensors die, slots are reused."""
     made = Program([], [], set())
     live = [Tensor(slot, slot, -1) for slot in range(2)]
@@ -66,10 +66,8 @@ def programs(draw: st.DrawFn) -> Program:
         target.writer = k
         pointers = [a.address for a in arguments]
         made.nodes.append(kernel("k", *pointers))
-        recorded = draw(st.booleans())
-        made.calls.append(
-            Call("m", "own", "aten", k, k + 1, arguments) if recorded else Call("m", "?", "none", k, k + 1)
-        )
+        known = recorded or draw(st.booleans())
+        made.calls.append(Call("m", "own", "aten", k, k + 1, arguments) if known else Call("m", "?", "none", k, k + 1))
     return made
 
 
@@ -84,10 +82,14 @@ def test_no_flow_is_missed(program: Program) -> None:
     assert all(writer in before[reader] for writer, reader in program.flows)
 
 
-@settings(max_examples=200, deadline=None)
-@given(programs())
+@settings(max_examples=300, deadline=None)
+@given(programs(recorded=True))
 def test_recorded_programs_have_no_other_flow(program: Program) -> None:
-    """Where every kernel is recorded the edges are exactly the flows. Mutation tried: in-place writes begin anew."""
-    if all(c.door == "aten" for c in program.calls):
+    """Where every kernel is recorded the edges are exactly the flows. Mutation tried: in-place writes begin anew.
+
+    What was made before the unit is carried, and its readers need all that has been written to it: left out.
+    """
+    changed = any("W" in a.mode and a.allocation < 2 for c in program.calls for a in c.arguments)
+    if not changed:
         trace, warnings = unit(program.calls, program.nodes)
         assert {(e.src, e.dst) for e in unit_flow(trace).edges} == program.flows and not warnings
