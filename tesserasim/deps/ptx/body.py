@@ -37,12 +37,12 @@ _STATEMENT = re.compile(
     re.X,
 )
 _OPERAND = re.compile(
-    r"\s*(\[[^\[\]]*\]|\{[^{}]*\}(?:\s*\|\s*[%\w$]+)?|\([^()]*\)"
-    r"|!?\s*-?\s*[\w%$.+]+(?:\s*[+|-]\s*-?\s*[\w%$.]+)*)\s*(,|$)"
+    r"\s*+(\[[^\[\]]*\]|\{[^{}]*\}(?:\s*+\|\s*+[%\w$]++)?|\([^()]*\)"
+    r"|(?:!\s*+)?(?:-\s*+)?[\w%$.]++(?:\s*+[+|-]\s*+(?:-\s*+)?[\w%$.]++)*+)\s*+(,|$)"
 )
-_PARAMETRIC = re.compile(r"\s*([A-Za-z_$%][\w$]*?)\s*(?:<\s*(\d+)\s*>)?\s*$")
+_PARAMETRIC = re.compile(r"\s*+([A-Za-z_$%][\w$]*+)\s*+(?:<\s*+(\d++)\s*+>)?\s*+$")
 _DIGITS = re.compile(r"^(.*?)(0|[1-9]\d*)$")
-_SUM = re.compile(r"^\s*([\w%$.]+)\s*(?:\+\s*(-?\s*\w+)|-\s*(\w+))?\s*$")
+_SUM = re.compile(r"^\s*+([\w%$.]++)\s*+(?:\+\s*+(-?\s*+\w++)|-\s*+(\w++))?\s*+$")
 _IMMEDIATE = re.compile(r"^-?\s*(?:0[xX][\da-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT = re.compile(r"^-?(?:0[fFdD][\da-fA-F]+|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)$")
 _COMPONENT = re.compile(r"^(.*)\.([xyzwrgba]|[bh]\d)$")

@@ -30,7 +30,8 @@ from tesserasim.deps.ptx.model import (
     Vector,
 )  # fmt: skip
 
-MAX_NODES = 400_000
+MAX_NODES = 200_000
+MAX_INSTANCES = 3_000
 MAX_DEPTH = 16
 
 
@@ -104,6 +105,11 @@ class Graph:
         self.data.append(data)
         return len(self.ops) - 1
 
+    @property
+    def full(self) -> bool:
+        """Whether functions are inlined no more: what they do counts as unknown."""
+        return len(self.ops) > MAX_NODES or len(self.instances) > MAX_INSTANCES
+
     def once(self, op: str, data: object) -> int:
         key = (op, data)
         found = self.interned.get(key)
@@ -153,7 +159,7 @@ class Graph:
         args = [self.cell_of(me, definitions, block, a) for a in given]
         outs = [self.cell_of(me, definitions, block, r, result=True) for r in back]
         fits = function is not None and function.body is not None and function.name not in me.stack
-        if function is None or not fits or me.depth >= MAX_DEPTH or len(self.ops) > MAX_NODES:
+        if function is None or not fits or me.depth >= MAX_DEPTH or self.full:
             self.unknown_call(target, args, outs)
         elif len(args) != len(function.params) or len(outs) != len(function.results):
             self.unknown_call(None, args, outs)

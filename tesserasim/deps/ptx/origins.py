@@ -30,7 +30,7 @@ Masks = tuple[int, int, int, int, int, int]  # direct, scaled, piece, small, sub
 NOTHING: Masks = (0, 0, 0, 0, 0, 0)
 FOREIGN, SHARED, LOCAL, FUNCTION = 1, 2, 4, 8
 _SLOT, _WHOLE, _MODULE = "slot", "whole", "module"
-MAX_SLOTS = 512
+MAX_SLOTS = 4096  # parameters are 32 KiB at most
 PAGE = 4096
 _ALTERNATIVES = frozenset(("phi", "join", "cell", "load", "selp", "min", "max", "slct"))
 _PIECES = words(
@@ -353,10 +353,16 @@ class Origins:
             v = origin.variable
             at = exact[1] + a.offset if exact and exact[0] is v else None
             each = a.nbytes // max(1, len(a.into))
+            if v.nbytes > g.module.pointer_bytes * MAX_SLOTS:
+                g.everything = True
             for k, target in enumerate(a.into):
-                for slot in range(0, v.nbytes, g.module.pointer_bytes) if at is None else (at + k * each,):
+                for slot in self._places(v) if at is None else (at + k * each,):
                     if self._edge(self._added("param", (v, slot, each, "b")), target):
                         changed.add(target)
+
+    def _places(self, v: Variable) -> range:
+        step = self.graph.module.pointer_bytes
+        return range(0, min(v.nbytes, step * MAX_SLOTS), step)
 
     # answers
 

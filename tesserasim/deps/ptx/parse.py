@@ -17,23 +17,23 @@ from tesserasim.errors import InputError
 _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|/\*', re.S)
 _NAME = r"[A-Za-z_$%][\w$]*"
 _TOP = re.compile(
-    rf"""\s*(?:
-      (?P<skip>\.version\s+\d+\.\d+ | \.target\s+[\w, ]+?(?=\s*\n|\s*\.|\s*$)
-        | \.pragma\s+"[^"]*"(?:\s*,\s*"[^"]*")*\s*;
-        | \.loc\b[^\n;{{}}]* | \.file\s+\d+\s+"[^"]*"(?:\s*,\s*\w+\s*,\s*\w+)?
-        | \.section\s+[\w.$]+\s*\{{[^{{}}]*\}} | ; | @@[^\n]*)
-      | \.address_size\s+(?P<size>\d+)
-      | \.alias\s+(?P<alias>{_NAME})\s*,\s*(?P<aliased>{_NAME})\s*;
+    rf"""\s*+(?:
+      (?P<skip>\.version\s+\d+\.\d+ | \.target\s++[\w, ]++
+        | \.pragma\s+"[^"]*"(?:\s*+,\s*+"[^"]*")*\s*+;
+        | \.loc\b[^\n;{{}}]* | \.file\s+\d+\s+"[^"]*"(?:\s*+,\s*+\w+\s*+,\s*+\w+)?
+        | \.section\s+[\w.$]+\s*+\{{[^{{}}]*\}} | ; | @@[^\n]*)
+      | \.address_size\s+(?P<size>\d{{1,4}})
+      | \.alias\s+(?P<alias>{_NAME})\s*+,\s*+(?P<aliased>{_NAME})\s*+;
       | (?P<link>(?:\.(?:visible|extern|weak|common)\s+)*)(?:
-            \.(?P<kind>entry|func)\b(?P<attributes>(?:\s*\.(?:attribute|noreturn|unified)\b(?:\s*\([^()]*\))?)*)
-              \s*(?:\((?P<results>[^()]*)\))?\s*(?P<name>{_NAME})\s*(?:\((?P<params>[^()]*)\))?
-              (?P<perf>(?:\s*\.(?!pragma)[a-z_]+(?:\s+\d+(?:\s*,\s*\d+)*|\s*\([^()]*\))?
-                |\s*\.pragma\s+"[^"]*"\s*;)*)\s*(?P<end>[{{;])
+            \.(?P<kind>entry|func)\b(?P<attributes>(?:\s*+\.(?:attribute|noreturn|unified)\b(?:\s*+\([^()]*\))?)*)
+              \s*+(?:\((?P<results>[^()]*)\))?\s*+(?P<name>{_NAME})\s*+(?:\((?P<params>[^()]*)\))?
+              (?P<perf>(?:\s*+\.(?!pragma)[a-z_]+(?:\s+\d+(?:\s*+,\s*+\d+)*|\s*+\([^()]*\))?
+                |\s*+\.pragma\s+"[^"]*"\s*+;)*)\s*+(?P<end>[{{;])
           | (?P<variable>\.(?:global|const|shared|tex|local|param|reg|texref|surfref|samplerref)\b(?:[^;"]|"[^"]*")*);)
     )""",
     re.X,
 )
-_DECLARED = re.compile(rf"\s*({_NAME}|_)?((?:\s*\[[^\]]*\])*)\s*$")
+_DECLARED = re.compile(rf"\s*+({_NAME}|_)?((?:\s*+\[[^\]]*\])*)\s*+$")
 _DOTTED = re.compile(r"\s*\.([\w:]+)((?:\s*\([^()]*\))?)")
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 _WIDTH = re.compile(r"[busfe]+(?:f)?(\d+)")
@@ -139,12 +139,12 @@ def declared(text: str, module: Module, at: int) -> list[Variable]:
 
 def _without_values(text: str) -> str:
     """A declaration of several variables without what they start from."""
-    while "{" in text:
-        shorter = re.sub(r"\{[^{}]*\}", " ", text)
-        if shorter == text:
-            break
-        text = shorter
-    return re.sub(r"=[^,]*", "", text)
+    kept, depth = [], 0
+    for part in re.split(r"([{}])", text):
+        depth += (part == "{") - (part == "}")
+        if depth <= 0 and part not in ("{", "}"):
+            kept.append(part)
+    return re.sub(r"=[^,]*", "", " ".join(kept))
 
 
 def _number(text: str) -> int:
