@@ -39,23 +39,46 @@ class Captured:
     segments: list[tuple[int, int]]  # allocator segments, sorted (first, end)
 
 
-def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any]) -> Trace:
-    """Build the trace. HardwareError if nodes and calls do not line up."""
-    calls = _complete(captured)
-    table = BufferTable(workload.named_tensors(), captured.unit)
+@dataclass(frozen=True)
+class Attribution:
+    """Who launched which node, and what every node reads and writes."""
+
+    calls: list[Call]  # cover every node once, in order
+    leaves: list[str]  # per call: weight of a GEMM, as it is called in its module
+    sites: list[str]  # per call
+    rows: list[list[Access]]  # per node
+    buffers: list[Buffer]
+    addresses: list[int]  # of the buffers' first bytes
+    warnings: list[str]
+
+
+def attribute(
+    workload: Workload, unit: UnitSpec, nodes: list[Node], calls: Sequence[Call], borders: Sequence[tuple[str, int]],
+    segments: list[tuple[int, int]],
+) -> Attribution:  # fmt: skip
+    """Calls, sites and accesses of a captured unit. HardwareError if nodes and calls do not line up."""
+    complete = _complete(nodes, calls, borders)
+    table = BufferTable(workload.named_tensors(), unit)
     weights = {n.tensor.untyped_storage().data_ptr(): n.name for n in workload.named_tensors() if n.role == "weight"}
     leaves = [
-        classify.weight_leaf(c, lambda p: weights.get(p, ""))
-        if classify.kind_of(c, captured.unit) == "gemm"
-        else ""
-        for c in calls
+        classify.weight_leaf(c, lambda p: weights.get(p, "")) if classify.kind_of(c, unit) == "gemm" else ""
+        for c in complete
     ]
-    parts = classify.parts(calls, leaves, workload.weights_of)
-    sites = _site_names(calls, leaves)
-    rows, buffers, warnings = unit_accesses(calls, captured.nodes, table, captured.segments)
+    rows, buffers, warnings = unit_accesses(complete, nodes, table, segments)
+    addresses = [b.storage for b in table.buffers]
+    return Attribution(complete, leaves, _site_names(complete, leaves), rows, buffers, addresses, warnings)
+
+
+def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any]) -> Trace:
+    """Build the trace. HardwareError if nodes and calls do not line up."""
+    found = attribute(
+        workload, captured.unit, captured.nodes, captured.calls, captured.borders, captured.segments
+    )
+    parts = classify.parts(found.calls, found.leaves, workload.weights_of)
     kernels: list[Kernel] = []
-    for call, leaf, part, site in zip(calls, leaves, parts, sites, strict=True):
-        kernels += _kernels(captured, call, leaf, part, site, rows[call.first : call.last], buffers, workload)
+    for call, leaf, part, site in zip(found.calls, found.leaves, parts, found.sites, strict=True):
+        rows = found.rows[call.first : call.last]
+        kernels += _kernels(captured, call, leaf, part, site, rows, found.buffers, workload)
     count = Counter(k.site for k in kernels)
     kernels = [
         dataclasses.replace(k, group_reason="kernels of one call" if count[k.site] > 1 else "") for k in kernels
@@ -66,14 +89,14 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
         e2e_ns=captured.e2e_ns, launch=machine.get("launch"), structure_sha256=structure_sha256(tuple(kernels)),
         workspace_bytes=captured.workspace_bytes, tool_version=__version__, moe=workload.moe_statistics(),
         captured_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        warnings=tuple(sorted(set(warnings))[:20]),
+        warnings=tuple(sorted(set(found.warnings))[:20]),
         extra={
-            "copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(warnings),
+            "copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(found.warnings),
             "e2e_samples_ns": captured.e2e_samples_ns, "span_samples_ns": captured.times.spans(),
             "e2e_host_included_ns": captured.idle_samples_ns,
         },
     )  # fmt: skip
-    return Trace(meta, tuple(kernels), tuple(buffers))
+    return Trace(meta, tuple(kernels), tuple(found.buffers))
 
 
 def unit_accesses(
@@ -93,28 +116,28 @@ def unit_accesses(
     return rows, buffers, warnings + notes
 
 
-def _complete(captured: Captured) -> list[Call]:
+def _complete(nodes: list[Node], calls: Sequence[Call], borders: Sequence[tuple[str, int]]) -> list[Call]:
     """Calls that cover every node exactly once; a node no call explains becomes a call of its own."""
     out: list[Call] = []
     at = 0
-    for call in captured.calls:
+    for call in calls:
         if call.first < at:
             raise HardwareError(f"recorded calls overlap at graph node {call.first}")
-        out += _unexplained(captured, at, call.first)
+        out += _unexplained(nodes, borders, at, call.first)
         out.append(call)
         at = call.last
-    return out + _unexplained(captured, at, len(captured.nodes))
+    return out + _unexplained(nodes, borders, at, len(nodes))
 
 
-def _unexplained(captured: Captured, first: int, last: int) -> list[Call]:
+def _unexplained(nodes: list[Node], borders: Sequence[tuple[str, int]], first: int, last: int) -> list[Call]:
     found = []
     for i in range(first, last):
         module = ""
-        for name, start in captured.borders:
+        for name, start in borders:
             if start <= i:
                 module = name
-        node = captured.nodes[i]
-        found.append(Call(module, node.type if node.type != "kernel" else "unknown", "none", i, i + 1))
+        op = nodes[i].type if nodes[i].type != "kernel" else "unknown"
+        found.append(Call(module, op, "none", i, i + 1))
     return found
 
 

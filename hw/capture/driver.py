@@ -72,6 +72,34 @@ def graph_nodes(graph: Any) -> list[Node]:
     return [_node(h) for h in handles[:count]]
 
 
+class NodeLauncher:
+    """Launches single nodes of a captured graph, or stretches of it, exactly as captured.
+
+    One executable of the whole graph is kept, in which every node but those to run is disabled (a disabled node
+    is an empty one). So attributes such as clusters, parameters in `extra` and edges stay as they are. The
+    captured graph must outlive the launcher: it owns the nodes.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        count = node_count(graph)
+        self._nodes = call(driver.cuGraphGetNodes(graph, count), "cuGraphGetNodes")[0][:count]
+        self._executable = call(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
+        self._enabled = set(range(count))
+
+    def run(self, first: int, last: int, stream: int) -> None:
+        """Launch the nodes [first, last) on `stream` (a handle); the others stay out. Does not wait."""
+        wanted = set(range(first, last))
+        for i in self._enabled ^ wanted:
+            state = driver.cuGraphNodeSetEnabled(self._executable, self._nodes[i], int(i in wanted))
+            call(state, "cuGraphNodeSetEnabled")
+        self._enabled = wanted
+        call(driver.cuGraphLaunch(self._executable, driver.CUstream(stream)), "cuGraphLaunch")
+
+    def close(self) -> None:
+        """Give the executable back."""
+        call(driver.cuGraphExecDestroy(self._executable), "cuGraphExecDestroy")
+
+
 def _node(handle: Any) -> Node:
     kind = _TYPES.get(call(driver.cuGraphNodeGetType(handle), "cuGraphNodeGetType"), "other")
     if kind == KERNEL:

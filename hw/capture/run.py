@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,21 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24) -> Captured:
-    """Compile, capture and time one unit."""
+@dataclass(frozen=True)
+class Graphed:
+    """One unit as a captured graph. The graph owns its nodes and their parameters."""
+
+    unit: UnitSpec
+    graph: Any  # torch.cuda.CUDAGraph(keep_graph=True)
+    stream: Any
+    nodes: list[driver.Node]
+    recorder: Recorder
+    segments: list[tuple[int, int]]  # allocator segments, sorted (first, end)
+    workspace_bytes: int
+
+
+def capture_graph(workload: Workload, unit: UnitSpec) -> Graphed:
+    """Compile and capture one unit, and record who launches what."""
     gc.collect()
     torch.cuda.empty_cache()
     step = workload.prepare(unit)
@@ -73,12 +87,18 @@ def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24) -> Captu
     if any(n.type == "other" for n in nodes):
         raise HardwareError(f"{workload.name} {unit.file_stem}: the graph holds nodes that are no kernel, copy or set")
     segments = sorted((s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot())
-    with torch.cuda.stream(stream):
-        e2e, times = timing.measure(graph, len(nodes), replays)
-        idle = timing.end_to_end_ns(graph.replay, 12, ahead=False)
+    return Graphed(unit, graph, stream, nodes, recorder, segments, int(workspace))
+
+
+def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24) -> Captured:
+    """Compile, capture and time one unit."""
+    g = capture_graph(workload, unit)
+    with torch.cuda.stream(g.stream):
+        e2e, times = timing.measure(g.graph, len(g.nodes), replays)
+        idle = timing.end_to_end_ns(g.graph.replay, 12, ahead=False)
     return Captured(
-        unit, nodes, recorder.calls, recorder.borders, times, timing.percentiles(e2e), e2e, idle, int(workspace),
-        segments,
+        unit, g.nodes, g.recorder.calls, g.recorder.borders, times, timing.percentiles(e2e), e2e, idle,
+        g.workspace_bytes, g.segments,
     )  # fmt: skip
 
 

@@ -129,7 +129,9 @@ def _device_rows(prof: Any) -> list[tuple[int, int, str]]:
         if e.device_type() != torch.autograd.DeviceType.CUDA:
             continue
         name = e.name()
-        if name.startswith(("ProfilerStep", "## ")) or e.duration_ns() <= 0 or _SPIN in name or "gpu_user_annotation" in name:
+        if name.startswith(("ProfilerStep", "## ")) or e.duration_ns() <= 0:
+            continue
+        if _SPIN in name or "gpu_user_annotation" in name:
             continue
         rows.append((int(e.start_ns()), int(e.duration_ns()), name))
     return rows

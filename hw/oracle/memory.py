@@ -36,7 +36,7 @@ class Region:
 
     @property
     def end(self) -> int:
-        return self.first + self.live.numel()
+        return self.first + int(self.live.numel())
 
 
 @dataclass(frozen=True)
