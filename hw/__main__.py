@@ -1,4 +1,4 @@
-"""`python -m hw`: capture traces on this machine's GPU."""
+"""`python -m hw`: capture traces on this machine's GPU, and check what they say."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--units", default="", help="comma-separated unit names; default: the model's whole grid")
     c.add_argument("--left-out", default="", help="extra decode points as batchxcontext, e.g. 16x1536, kept apart")
     c.add_argument("--limit-s", type=float, default=float("inf"), help="start no further unit after this long")
+    o = commands.add_parser("oracle", help="check the read and write sets of captured units, kernel by kernel")
+    o.add_argument("trace", nargs="+", help="captured traces; the folder of each names its model")
+    o.add_argument("--out", default="oracle", help="folder for <model>/<unit>.json (default: oracle)")
+    o.add_argument(
+        "--block", action="append", default=[],
+        help="module to check, e.g. layers.1; 'all' for the whole step; may be repeated "
+        "(default: the first, two in the middle and the last)",
+    )  # fmt: skip
+    o.add_argument("--limit-s", type=float, default=float("inf"), help="check no further kernel after this long")
     m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
     m.add_argument("folder", nargs="?", default="traces")
     return parser
@@ -51,6 +60,10 @@ def _run(args: argparse.Namespace) -> int:
     except ImportError:
         print("error: PyTorch is missing; install with: pip install '.[hw]'", file=sys.stderr)
         return 2
+    if args.command == "oracle":
+        from hw.oracle.run import oracle
+
+        return oracle([Path(t) for t in args.trace], Path(args.out), args.block, args.limit_s)
     from hw.capture import run
 
     return run.capture_all(

@@ -1,0 +1,72 @@
+"""From the journal of one unit to its report. Needs no GPU and no PyTorch.
+
+Journal lines: `unit` (what was run), `phase` (a kernel, before each of its launches), `kernel` (a finding).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tesserasim.writing import write_whole
+
+#: What the end of the process means: phase -> (status, words after what happened).
+FAILED_WHILE = {
+    "A": ("missed_read", "on poisoned memory (pattern A)"), "B": ("missed_read", "on poisoned memory (pattern B)"),
+    "true": ("skipped", "when launched alone on the true state"),
+    "again": ("skipped", "when launched alone on the true state"),
+    "perturb": ("skipped", "on other values of what it reads, which it may check"),
+    "advance": ("skipped", "when launched alone on the true state"),
+}  # fmt: skip
+_ORDER = ("missed_read", "missed_write", "skipped", "ok")
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines of a journal; a line cut short by the end of a process is none."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def write_report(trace: Path, journal: Path, out: Path) -> bool:
+    """Merge the findings of all inputs per kernel; False if something is missed, or kernels were not reached."""
+    unit: dict[str, Any] = {}
+    found: dict[int, dict[int, dict[str, Any]]] = {}
+    for line in read_journal(journal):
+        if line["kind"] == "unit":
+            unit = line
+        elif line["kind"] == "kernel":
+            found.setdefault(line["node"], {})[line["input"]] = line
+    if not unit:
+        return False
+    kernels = []
+    for entry in unit["kernels"]:
+        by_input = found.get(entry["node"], {})
+        if len(by_input) < unit["inputs"]:
+            kernels.append(entry | {"status": "not reached", "reason": "", "writes": [], "reads": []})
+            continue
+        kernels.append(entry | _merged(list(by_input.values())))
+    report = {k: v for k, v in unit.items() if k not in ("kind", "kernels")} | {"kernels": kernels}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, (json.dumps(report, separators=(",", ":")) + "\n").encode())
+    return all(k["status"] in ("ok", "skipped") for k in kernels)
+
+
+def _merged(findings: list[dict[str, Any]]) -> dict[str, Any]:
+    """One kernel under several inputs: the worst status; a read is observed if any input shows it."""
+    worst = min(findings, key=lambda f: _ORDER.index(f["status"]))
+    reads: dict[int, dict[str, Any]] = {}
+    for f in findings:
+        for r in f["reads"]:
+            kept = reads.get(r["access"])
+            if kept is None or (r["seen"] == "observed" and kept["seen"] != "observed"):
+                reads[r["access"]] = r
+    most = max(findings, key=lambda f: sum(w["bytes"] for w in f["writes"]))
+    kept = {"status": worst["status"], "reason": worst["reason"], "writes": most["writes"]}
+    return kept | {"reads": list(reads.values())}
