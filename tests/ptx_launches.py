@@ -41,6 +41,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "jump_table": {"numbers": {"2": (0, 1)}},
     "warp_shuffle": {"blocks": [(32, 1, 1), (64, 1, 1)]},
     "byte_shared": {"blocks": [(64, 1, 1)]},
+    "module_variable": {"blocks": [(32, 1, 1), (64, 1, 1)]},
     **{n: {"numbers": {"2": (0, 1)}} for n in ("predicated", "branches", "conditional", "returns_pointer", "choose")},
     "arithmetic_select": {"numbers": {"2": (0, 1), "3": (0, 64)}},
     "shift_select": {"numbers": {"2": [0, 64], "3": (0, 64)}},

@@ -39,6 +39,8 @@ class Job:
 
 def oracle(traces: Sequence[Path], out: Path, blocks: Sequence[str], limit_s: float) -> int:
     """Check the units of the traces; 1 if anything was missed or not reached."""
+    import torch
+
     started = time.time()
     by_model: dict[str, list[Path]] = defaultdict(list)
     for path in traces:
@@ -49,6 +51,8 @@ def oracle(traces: Sequence[Path], out: Path, blocks: Sequence[str], limit_s: fl
         if model not in workload_names():
             raise HardwareError(f"{path}: its folder {model!r} names no workload; known: {', '.join(workload_names())}")
         by_model[model].append(path)
+    if not torch.cuda.is_available():
+        raise HardwareError("no CUDA device: the oracle runs kernels on the GPU that the traces describe")
     good = True
     for model, paths in by_model.items():
         job = Job(model, tuple(paths), out, tuple(blocks), started + limit_s)

@@ -103,7 +103,8 @@ class Checker:
             "kernels_with_other_sets_than_trace": alike.count(False) if shapes == traced else None,
             "inputs": INPUTS, "blocks": self.blocks, "observed_bytes": self.memory.nbytes,
             "guard_bytes": 2 * sum(GUARDS), "step_kernels": len(self.g.nodes),
-            "gpu": torch.cuda.get_device_name(0), "driver": driver.driver_version(), "torch": torch.__version__, "tool_version": __version__,
+            "gpu": torch.cuda.get_device_name(0), "driver": driver.driver_version(), "torch": torch.__version__,
+            "tool_version": __version__,
             "kernels": [self._entry(n) for n in self.nodes],
         }  # fmt: skip
 
