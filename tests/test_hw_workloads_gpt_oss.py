@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
+import shutil
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,8 +13,8 @@ import torch.nn.functional as F  # noqa: E402
 
 from hw.workloads import moe  # noqa: E402
 from hw.workloads.base import UnitSpec, under  # noqa: E402
-from hw.workloads.gpt_oss import GptOss, GptOssConfig, block  # noqa: E402
-from hw.workloads.sinks import attention_sinks  # noqa: E402
+from hw.workloads.gpt_oss import GptOss, GptOssConfig, block, first_largest  # noqa: E402
+from hw.workloads.sinks import attention_sinks, rope_append  # noqa: E402
 
 TINY = GptOssConfig(
     layers=2, hidden=64, heads=8, kv_heads=2, head_dim=16, window=6, experts=4, top_k=2, ffn=64, vocab=64
@@ -163,7 +167,68 @@ def test_work_of_own_operators() -> None:
     for window, pairs in ((0, 3 + 4 + 5 + 6), (4, 3 + 4 + 4 + 4)):
         work = model.work_of("flash_attention_sinks", shapes, {"window": window}, "layers.0")
         assert work is not None and (work.kind, work.flops) == ("attention_prefill", 4 * 8 * 16 * pairs)
+    work = model.work_of("rope_kv_index_copy", {"qkv": (2, 3, 192)}, {"heads": 8}, "layers.0")
+    assert work is not None and (work.kind, work.shape) == ("elementwise", {"elements": 1152})
     assert model.work_of("mm", {}, {}, "layers.0") is None
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("vocab", [64, 640, 100])
+def test_sampling_takes_the_first_of_the_largest(vocab: int) -> None:
+    logits = torch.randint(0, 9, (50, 1, vocab), generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows = logits[:, 0].tolist()
+    assert first_largest(logits)[:, 0].tolist() == [row.index(max(row)) for row in rows]
+
+
+@pytest.mark.quick
+def test_keys_are_rotated_and_only_new_rows_written() -> None:
+    qkv, position = torch.randn(2, 3, 8 * 4), torch.tensor([5, 1, 4])
+    k, v = torch.randn(6, 2, 2, 4).permute(1, 2, 0, 3), torch.randn(2, 2, 6, 4)
+    angle = torch.rand(9, 2) * 6
+    kept = k.clone(), v.clone()
+    q = rope_append(qkv, 1.5 * angle.cos(), 1.5 * angle.sin(), position, k, v, 4)
+    heads = qkv.view(2, 3, 8, 4)
+    for i, at in enumerate(position.tolist()):
+        turn = 1.5 * torch.polar(torch.ones(2), angle[at])
+        for head in range(6):
+            pairs = torch.complex(heads[:, i, head, :2], heads[:, i, head, 2:]) * turn
+            want = torch.cat((pairs.real, pairs.imag), dim=-1)
+            torch.testing.assert_close(q[:, i, head] if head < 4 else k[:, head - 4, at], want)
+        assert torch.equal(v[:, :, at], heads[:, i, 6:])
+    for cache, old in zip((k, v), kept, strict=True):
+        assert torch.equal(cache[:, :, [0, 2, 3]], old[:, :, [0, 2, 3]])
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs a C++ compiler on the CPU")
+@pytest.mark.parametrize("t,c", [(1, 40), (40, 40), (5, 40)])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_compiled_blocks_copy_no_cache(t: int, c: int, layer: int) -> None:
+    """Caches go to the operators as they are: nothing of their size is allocated, and generated kernels see none."""
+    from torch._inductor.utils import run_and_get_code
+
+    model = GptOss("cpu", TINY, compiled=False)
+    model.prepare(UnitSpec("prefill", "prefill", 2, t, c))
+    k, v = model.kv[layer]
+    rest = (model.weights["rope.cos"], model.weights["rope.sin"], under(model.weights, f"layers.{layer}"), TINY)
+    x, window = torch.randn(2, t, TINY.hidden).bfloat16(), TINY.window if layer == 0 else 0
+    copies = k.clone(), v.clone()
+    position = model.inputs["position"]
+    want, _ = block(x, position, *copies, *rest, window)
+    compile_ = torch.compile(block, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        (got, _), code = run_and_get_code(compile_, x, position, k, v, *rest, window)
+    torch.testing.assert_close(got, want, atol=0.05, rtol=0.05)
+    assert (copies[0] - k).abs().max() < 0.05 and (copies[1] - v).abs().max() < 0.05
+    body = code[0].split("def call")[1]
+    call = re.search(r"rope_kv_index_copy\.default\(([^)]*)\)", body)
+    assert call is not None
+    caches = [a.strip().removeprefix("reinterpret_tensor(") for a in call[1].split(",")][4:6]
+    assert all(re.fullmatch(r"arg\d+_1", a) for a in caches), call[0]
+    for line in body.splitlines():
+        assert not ("cpp_fused" in line and any(re.search(rf"\b{a}\b", line) for a in caches)), line
+        made = re.search(r"empty_strided_cpu\(\(([\d, ]*)\)", line)
+        size = [int(n) for n in made[1].split(",") if n.strip()] if made else []
+        assert math.prod(size) != k.numel(), line
 
 
 def test_logits_equal_the_reference_implementation() -> None:

@@ -70,6 +70,22 @@ def test_blocks_trace_without_breaks(t: int, past: bool) -> None:
     torch.testing.assert_close(copy, state)
 
 
+def test_work_of_own_operators() -> None:
+    model = tiny()  # 8 heads of 8, state 16, 2 groups
+    shapes = {"x": (3, 1, 8, 8), "b": (3, 1, 2, 16)}
+    work = model.work_of("ssm_scan", shapes, {}, "layers.0")
+    assert work is not None and (work.kind, work.flops) == ("ssm_scan", 3 * 6 * 8 * 8 * 16)
+    shapes = {"x": (3, 128, 8, 8), "b": (3, 128, 2, 16)}
+    work = model.work_of("ssm_scan_first", shapes, {}, "layers.0")
+    causal = 2 * 32 * 16 * 2 + 2 * 32 * 8 * 8  # per token: half a chunk of 64
+    assert work is not None and work.flops == 3 * 128 * (causal + 2 * 2 * 8 * 8 * 16)
+    work = model.work_of("ssm_conv", {"x": (3, 5, 96), "weight": (4, 96)}, {}, "layers.0")
+    assert work is not None and work.kind == "conv" and 8 <= work.flops / (3 * 5 * 96) <= 16
+    work = model.work_of("ssm_gated_rms_norm", {"y": (3, 5, 64)}, {}, "layers.0")
+    assert work is not None and (work.kind, work.shape) == ("norm", {"elements": 960})
+    assert model.work_of("mm", {}, {}, "layers.0") is None
+
+
 def test_logits_equal_the_reference_implementation() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.Mamba2Config(
@@ -89,7 +105,9 @@ def test_logits_equal_the_reference_implementation() -> None:
         for ours, theirs in names.items():
             with torch.no_grad():  # constants of the initialisation would hide a mistake
                 if ours in ("norm", "gate_norm", "skip", "conv_bias"):
-                    source[f"backbone.layers.{i}.{theirs}"].add_(torch.randn_like(source[f"backbone.layers.{i}.{theirs}"]))
+                    source[f"backbone.layers.{i}.{theirs}"].add_(
+                        torch.randn_like(source[f"backbone.layers.{i}.{theirs}"])
+                    )
             w = source[f"backbone.layers.{i}.{theirs}"].detach()
             model.weights[f"layers.{i}.{ours}"] = w.squeeze(1).T.contiguous() if ours == "conv" else w
     for ours, theirs in (("embed", "backbone.embeddings"), ("norm", "backbone.norm_f"), ("lm_head", "lm_head")):

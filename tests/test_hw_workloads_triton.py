@@ -29,6 +29,15 @@ for t, c, window in ((20, 20, 0), (5, 37, 8), (33, 50, 16), (1, 37, 0), (1, 130,
     s = torch.randn(8) * 2
     y = triton_sinks.decode(q, k, v, s) if t == 1 else triton_sinks.prefill(q, k, v, s, window)
     close(y, sinks.attention_sinks(q, k, v, s, window))
+for t, c, h, kv in ((1, 9, 8, 2), (5, 12, 4, 4), (3, 7, 18, 3)):
+    qkv, angle = torch.randn(2, t, (h + 2 * kv) * 16), torch.rand(20, 8)
+    position = torch.randperm(c)[:t]
+    k, v = torch.randn(c, 2, kv, 16).permute(1, 2, 0, 3), torch.randn(2, kv, c, 16)
+    other = k.clone(), v.clone()
+    want = sinks.rope_append(qkv, angle.cos(), angle.sin(), position, k, v, h)
+    close(triton_sinks.rotate_and_append(qkv, angle.cos(), angle.sin(), position, *other, h), want)
+    close(other[0], k)
+    assert torch.equal(other[1], v)
 points = (5, 8, 2, 64, 128, 16), (40, 4, 4, 192, 64, 32), (300, 4, 4, 64, 192, 128), (130, 32, 3, 64, 64, 16)
 for t, e, k, d, f, block in points:
     logits, x = torch.randn(t, e), torch.randn(t, d)
@@ -98,14 +107,19 @@ def test_attention_and_routing_compile() -> None:
     for window in (0, 128):
         asm = compiled(
             triton_sinks.sinks_prefill, "*bf16 *bf16 *bf16 *bf16 *bf16" + 9 * strides + " i32 i32 i32 i32 fp32",
-            {"WINDOW": window, "BM": 128, "BN": 64, "D": 64}, 4, 3,
+            {"WINDOW": window, "PACK": 8, "BM": 64, "BN": 64, "D": 64}, 4, 3,
         )  # fmt: skip
         assert "wgmma.mma_async" in asm["ptx"]
+    asm = compiled(
+        triton_sinks.rope_kv_index_copy, "*bf16 *fp32 *fp32 *i64 *bf16 *bf16 *bf16" + 6 * strides + " i32 i32 i32",
+        {"H": 16, "D": 64}, 2, 3,
+    )  # fmt: skip
+    assert re.search(r"st\.global(\.\w+)*\.v4", asm["ptx"])
     compiled(
         triton_sinks.sinks_decode, "*bf16 *bf16 *bf16 *bf16 *fp32 *fp32" + 8 * strides + " i32 i32 i32 fp32",
         {"GROUP": 8, "BN": 64, "D": 64, "WHOLE": False}, 4, 3,
     )  # fmt: skip
-    compiled(triton_sinks.sinks_combine, "*fp32 *fp32 *bf16 *bf16 i32 i32", {"GROUP": 8, "GP": 8, "D": 64}, 4, 3)
+    compiled(triton_sinks.sinks_combine, "*fp32 *fp32 *bf16 *bf16 i32 i32", {"GROUP": 8, "SP": 64, "D": 64}, 4, 3)
     sizes = {"E": 32, "K": 4, "KP": 4, "BT": 64}
     compiled(triton_moe.moe_topk, "*bf16 *fp32 *i32 *i32 i32", sizes, 4, 3)
     few, blocks = {**sizes, "BT": 32}, {"BLOCK": 16, "LP": 64}

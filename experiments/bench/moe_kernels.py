@@ -37,7 +37,8 @@ VARIANTS: dict[int, list[Variant]] = {
 }
 #: Tokens of a step, and the blocks worth trying.
 POINTS = {
-    1: (16,), 8: (16,), 32: (16,), 128: (16, 32), 256: (32, 64), 1024: (64, 128), 2048: (128, 256), 8192: (128, 256)
+    1: (16,), 8: (16,), 32: (16,), 128: (16, 32), 256: (32, 64), 512: (64, 128), 1024: (64, 128), 2048: (128, 256),
+    4096: (128, 256), 8192: (128, 256),
 }  # fmt: skip
 
 
@@ -230,9 +231,10 @@ def routing(log: Log) -> None:
         report(log, "route", s, logits.numel() * 2.0, 0.0, tokens=tokens, block=block, right=right)
 
 
-#: Queries and keys of a tile, warps, stages, registers; and programs of a decode step at a time.
+#: Rows (queries times heads) and keys of a tile, warps, stages, registers; and programs of a decode step at a time.
 PREFILL = [
-    (128, 64, 8, 3, 128), (128, 64, 8, 3, None), (128, 128, 8, 2, None), (64, 64, 4, 3, 128), (64, 64, 4, 2, None)
+    (128, 64, 8, 3, 128), (128, 32, 8, 3, 128), (128, 64, 8, 2, 128), (64, 64, 4, 2, None), (64, 32, 4, 3, 128),
+    (64, 64, 4, 3, None), (128, 32, 4, 3, None),
 ]  # fmt: skip
 DECODE = [528, 792, 1056]
 

@@ -28,7 +28,7 @@ COPY, FLOPS, FLOOR = 4.3e12, 790e12, 2.5e-6
 STEP = [Tile(8, 0, 2), Tile(8, 0, 4), Tile(16, 0, 4), Tile(16, 0, 2), Tile(32, 0, 4), Tile(32, 0, 8), Tile(64, 0, 4),
         Tile(64, 0, 8)]  # fmt: skip
 CONV_ONE = [Tile(1, 512, 2), Tile(1, 1024, 4), Tile(1, 2048, 8), Tile(1, 256, 1)]
-CONV_MANY = [Tile(8, 128, 4), Tile(16, 128, 4), Tile(32, 128, 4), Tile(16, 256, 4), Tile(32, 256, 8), Tile(8, 256, 2)]
+CONV_MANY = [Tile(4, 256, 1), Tile(8, 256, 1), Tile(16, 256, 1), Tile(32, 256, 1), Tile(8, 512, 2), Tile(8, 128, 1)]
 SCAN = [Tile(64, 32, 4, 2), Tile(64, 32, 4, 3), Tile(64, 16, 4, 2), Tile(64, 16, 4, 3), Tile(64, 64, 8, 2),
         Tile(64, 64, 4, 2), Tile(64, 32, 8, 2), Tile(128, 32, 8, 2)]  # fmt: skip
 GATE = [Tile(1, 0, 2), Tile(1, 0, 4), Tile(2, 0, 4), Tile(4, 0, 4), Tile(4, 0, 8)]

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from hw.workloads.base import NamedTensor, UnitSpec, Work, Workload, decode_grid, functions, prefill_grid, under
-from hw.workloads.language import cached_tensors, embed, rope
+from hw.workloads.language import cached_tensors, embed
 from hw.workloads.moe import BIAS, block_rows, moe_down, moe_route, moe_up
-from hw.workloads.sinks import attention_sinks
+from hw.workloads.sinks import attention_sinks, rope_append
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,8 @@ def block(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """One layer, x [B, T, hidden], over the last `window` keys (0: all). Also returns the experts chosen."""
     b, t, d = x.shape
-    q_width, kv_width = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim
     qkv = F.linear(_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"])
-    q, k, v = qkv.split([q_width, kv_width, kv_width], dim=-1)
-    c, s = cos[position], sin[position]
-    q = rope(q.view(b, t, cfg.heads, cfg.head_dim).transpose(1, 2), c, s)
-    k = rope(k.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2), c, s)
-    k_cache.index_copy_(2, position, k)
-    v_cache.index_copy_(2, position, v.view(b, t, cfg.kv_heads, cfg.head_dim).transpose(1, 2))
+    q = rope_append(qkv, cos, sin, position, k_cache, v_cache, cfg.heads).transpose(1, 2)
     # The step is at the end of its context: what the window hides from all its queries is not even named.
     first = max(0, k_cache.shape[2] - t - window + 1) if window else 0
     y = attention_sinks(q, k_cache[:, :, first:], v_cache[:, :, first:], w["sinks"], window if t > 1 else 0)
@@ -101,8 +95,15 @@ def block(
 def head(x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, token: torch.Tensor, eps: float) -> torch.Tensor:
     """Greedy sampling of the last position into `token` [B, 1]; returns the logits."""
     logits = F.linear(_norm(x[:, -1:], norm, eps), weight)
-    token.copy_(logits.argmax(dim=-1))
+    token.copy_(first_largest(logits))
     return logits
+
+
+def first_largest(logits: torch.Tensor, parts: int = 64) -> torch.Tensor:
+    """`logits.argmax(-1)` [B, 1] of [B, 1, V] in two stages: few rows leave a GPU idle when each is one reduction."""
+    split = logits.unflatten(-1, (parts if logits.shape[-1] % parts == 0 else 1, -1))
+    part = split.amax(-1).argmax(-1, keepdim=True)
+    return (part * split.shape[-1] + split.argmax(-1).gather(-1, part)).squeeze(-1)
 
 
 class GptOss(Workload):
@@ -225,6 +226,9 @@ class GptOss(Workload):
         if op == "moe_route":
             tokens, experts = shapes["logits"]
             return Work("elementwise", tokens * experts, {"elements": tokens * experts})
+        if op == "rope_kv_index_copy":
+            elements = math.prod(shapes["qkv"])
+            return Work("elementwise", 3 * elements, {"elements": elements})
         if op == "flash_attention_sinks":
             (b, h, t, d), (_, kv, c, _) = shapes["query"], shapes["key"]
             window = int(scalars.get("window", 0)) or c

@@ -8,14 +8,15 @@ float32, does not grow with its context: the contexts of the decode grid are lab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hw.workloads.base import NamedTensor, UnitSpec, Workload, decode_grid, functions, prefill_grid, under
+from hw.workloads.base import NamedTensor, UnitSpec, Work, Workload, decode_grid, functions, prefill_grid, under
 from hw.workloads.language import embed, head, rms_norm
 from hw.workloads.ssm import conv, conv_first, gated_norm, scan, scan_first
 
@@ -55,6 +56,7 @@ class Mamba2Config:
 
 
 W = dict[str, torch.Tensor]
+CHUNK = 64  # tokens whose scan is one masked product, as in `triton_ssm`
 
 
 def _enter(
@@ -171,6 +173,26 @@ class Mamba2(Workload):
         for name, tensor in self.inputs.items():
             state = name == "next_token"
             yield NamedTensor(name, tensor, "state" if state else "input", bytes_per_sequence=8 if state else 0)
+
+    def work_of(
+        self, op: str, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Any], module: str
+    ) -> Work | None:
+        """Scan of a prompt: as in chunks, half of each product with the mask. One token: what its state needs."""
+        if op in ("ssm_scan", "ssm_scan_first"):
+            (b, t, heads, p), (_, _, groups, n) = shapes["x"], shapes["b"]
+            shape = {"batch": b, "tokens": t, "heads": heads, "head_dim": p, "state": n, "groups": groups}
+            if t == 1:
+                return Work("ssm_scan", 6 * b * heads * p * n, shape)
+            seen = min(CHUNK, t) // 2  # tokens of its chunk before a token, on average
+            products = groups * 2 * seen * n + heads * (2 * seen * p + 4 * p * n)  # C B^T; with x; state in and out
+            return Work("ssm_scan", b * t * products, shape)
+        if op in ("ssm_conv", "ssm_conv_first"):
+            elements = math.prod(shapes["x"])
+            return Work("conv", (2 * shapes["weight"][0] + 4) * elements, {"elements": elements})
+        if op == "ssm_gated_rms_norm":
+            elements = math.prod(shapes["y"])
+            return Work("norm", 8 * elements, {"elements": elements})
+        return None
 
     def weights_of(self, module: str) -> str:
         if module == "embed":

@@ -25,31 +25,62 @@ class Tile(NamedTuple):
 
 
 @triton.jit
+def _input(x, tail, at, x_row, channel, channels, keep, PAST: tl.constexpr, BEFORE: tl.constexpr):
+    """Inputs of one token, in float32; those before the first (only if BEFORE) from `tail`, or zero."""
+    if BEFORE:
+        v = tl.load(x + at.to(tl.int64) * x_row + channel, mask=keep & (at >= 0), other=0.0).to(tl.float32)
+        if PAST:
+            v += tl.load(tail + (at + 3) * channels + channel, mask=keep & (at < 0), other=0.0).to(tl.float32)
+    else:
+        v = tl.load(x + at.to(tl.int64) * x_row + channel, mask=keep, other=0.0).to(tl.float32)
+    return v
+
+
+@triton.jit
+def _mixed(out, at, channels, keep, bias, w0, w1, w2, w3, v0, v1, v2, v3):
+    acc = bias + v0 * w0 + v1 * w1 + v2 * w2 + v3 * w3
+    y = acc * tl.sigmoid(acc)
+    tl.store(out + at.to(tl.int64) * channels, y.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
 def ssm_conv(
     x, weight, bias, tail, out, x_batch, x_row, tokens, channels, W: tl.constexpr, PAST: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """BT tokens of BC channels; the programs of the first tokens also keep the last inputs in `tail`."""
+    """BT tokens (1, or a multiple of 4) of BC channels, over 4 inputs; a thread keeps its channels, and reads each
+    input once. The programs of the first tokens also keep the last inputs in `tail`."""
+    tl.static_assert(W == 4)
     batch = tl.program_id(2).to(tl.int64)
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
+    first = tl.program_id(0) * BT + tl.zeros((BC,), tl.int32)
     inside = channel < channels
     x += batch * x_batch
     tail += batch * (W - 1) * channels
-    acc = tl.zeros((BT, BC), tl.float32) + tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
-    for i in tl.static_range(W):
-        at = t + i - (W - 1)
-        here = ((at >= 0) & (t < tokens))[:, None] & inside[None, :]
-        v = tl.load(x + at.to(tl.int64)[:, None] * x_row + channel[None, :], mask=here, other=0.0).to(tl.float32)
-        if PAST:
-            before = (at < 0)[:, None] & inside[None, :]
-            v += tl.load(tail + (at + W - 1)[:, None] * channels + channel[None, :], mask=before, other=0.0).to(
-                tl.float32
-            )
-        acc += v * tl.load(weight + i * channels + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
-    y = acc * tl.sigmoid(acc)
-    place = out + (batch * tokens + t)[:, None] * channels + channel[None, :]
-    tl.store(place, y.to(out.dtype.element_ty), mask=(t < tokens)[:, None] & inside[None, :])
+    to = out + batch * tokens * channels + channel
+    b = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    w0 = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+    w1 = tl.load(weight + channels + channel, mask=inside, other=0.0).to(tl.float32)
+    w2 = tl.load(weight + 2 * channels + channel, mask=inside, other=0.0).to(tl.float32)
+    w3 = tl.load(weight + 3 * channels + channel, mask=inside, other=0.0).to(tl.float32)
+    v0 = _input(x, tail, first - 3, x_row, channel, channels, inside, PAST, True)
+    v1 = _input(x, tail, first - 2, x_row, channel, channels, inside, PAST, True)
+    v2 = _input(x, tail, first - 1, x_row, channel, channels, inside, PAST, True)
+    if BT == 1:
+        v3 = _input(x, tail, first, x_row, channel, channels, inside, PAST, False)
+        _mixed(to, first, channels, inside, b, w0, w1, w2, w3, v0, v1, v2, v3)
+    else:
+        for i in tl.static_range(0, BT, 4):  # all loads before the stores, which nothing could be moved across
+            t = first + i
+            v3 = _input(x, tail, t, x_row, channel, channels, inside & (t < tokens), PAST, False)
+            v4 = _input(x, tail, t + 1, x_row, channel, channels, inside & (t + 1 < tokens), PAST, False)
+            v5 = _input(x, tail, t + 2, x_row, channel, channels, inside & (t + 2 < tokens), PAST, False)
+            v6 = _input(x, tail, t + 3, x_row, channel, channels, inside & (t + 3 < tokens), PAST, False)
+            _mixed(to, t, channels, inside & (t < tokens), b, w0, w1, w2, w3, v0, v1, v2, v3)
+            _mixed(to, t + 1, channels, inside & (t + 1 < tokens), b, w0, w1, w2, w3, v1, v2, v3, v4)
+            _mixed(to, t + 2, channels, inside & (t + 2 < tokens), b, w0, w1, w2, w3, v2, v3, v4, v5)
+            _mixed(to, t + 3, channels, inside & (t + 3 < tokens), b, w0, w1, w2, w3, v3, v4, v5, v6)
+            v0, v1, v2 = v4, v5, v6
     if tl.program_id(0) == 0:
         tl.debug_barrier()  # other threads of this program read the old tail above
         for j in tl.static_range(W - 1):
@@ -188,7 +219,7 @@ def convolve(
 ) -> torch.Tensor:
     _rows(x)
     batch, tokens, channels = x.shape
-    rows, columns, warps, _ = tile or (Tile(1, 1024, 4) if tokens == 1 else Tile(16, 128, 4))
+    rows, columns, warps, _ = tile or (Tile(1, 256, 1) if tokens == 1 else Tile(8, 256, 1))
     out = torch.empty(batch, tokens, channels, dtype=x.dtype, device=x.device)
     ssm_conv[(triton.cdiv(tokens, rows), triton.cdiv(channels, columns), batch)](
         x, weight, bias, tail, out, *x.stride()[:2], tokens, channels, W=len(weight), PAST=past, BT=rows, BC=columns,
@@ -203,7 +234,7 @@ def step(
 ) -> torch.Tensor:  # fmt: skip
     _rows(x, dt, b, c)
     batch, _, heads, p = x.shape
-    rows, _, warps, _ = tile or Tile(min(p, 16), 0, 4)
+    rows, _, warps, _ = tile or Tile(min(p, 8), 0, 2)
     out = torch.empty(batch, 1, heads * p, dtype=x.dtype, device=x.device)
     ssm_step[(heads * (p // rows), batch)](
         x, dt, dt_bias, a_log, b, c, skip, state, out, x.stride(0), dt.stride(0), b.stride(0), c.stride(0), heads,
@@ -218,7 +249,7 @@ def prompt(
 ) -> torch.Tensor:  # fmt: skip
     _rows(x, dt, b, c)
     batch, tokens, heads, p = x.shape
-    chunk, columns, warps, stages = tile or Tile(64, min(p, 32), 4, 2)
+    chunk, columns, warps, stages = tile or Tile(64, min(p, 32), 4, 3)
     out = torch.empty(batch, tokens, heads * p, dtype=x.dtype, device=x.device)
     batches, row_strides = zip(*(t.stride()[:2] for t in (x, dt, b, c)), strict=True)
     ssm_chunks[(heads * (p // columns), batch)](
@@ -236,7 +267,7 @@ def gate(
     if not y.is_contiguous() or (batch > 1 and z.stride(0) != tokens * z.stride(1)):
         raise ValueError(f"y must be contiguous and the rows of z evenly spaced: {y.stride()}, {z.stride()}")
     width = channels // groups
-    rows, _, warps, _ = tile or Tile(2, 0, 4)
+    rows, _, warps, _ = tile or Tile(1, 0, 4)
     out = torch.empty_like(y)
     ssm_gated_norm[(triton.cdiv(batch * tokens, rows), groups)](
         y, z, weight, out, z.stride(1) if tokens > 1 else z.stride(0), batch * tokens, eps, GROUPS=groups,
