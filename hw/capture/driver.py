@@ -73,31 +73,48 @@ def graph_nodes(graph: Any) -> list[Node]:
 
 
 class NodeLauncher:
-    """Launches single nodes of a captured graph, or stretches of it, exactly as captured.
+    """Launches single nodes of a captured graph, or stretches of it one by one, exactly as captured.
 
-    One executable of the whole graph is kept, in which every node but those to run is disabled (a disabled node
-    is an empty one). So attributes such as clusters, parameters in `extra` and edges stay as they are. The
-    captured graph must outlive the launcher: it owns the nodes.
+    Every node becomes a graph of its own: its parameters as they are (those of libraries sit in `extra`), and its
+    attributes copied, without which clusters are lost. Disabling the other nodes of one executable instead was
+    seen to leave some of them running (driver 580). The captured graph must outlive the launcher: it owns the
+    parameters.
     """
 
     def __init__(self, graph: Any) -> None:
         count = node_count(graph)
         self._nodes = call(driver.cuGraphGetNodes(graph, count), "cuGraphGetNodes")[0][:count]
-        self._executable = call(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
-        self._enabled = set(range(count))
+        self._built: dict[int, tuple[Any, Any]] = {}  # node -> (graph, executable)
+        self._context = call(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
 
     def run(self, first: int, last: int, stream: int) -> None:
-        """Launch the nodes [first, last) on `stream` (a handle); the others stay out. Does not wait."""
-        wanted = set(range(first, last))
-        for i in self._enabled ^ wanted:
-            state = driver.cuGraphNodeSetEnabled(self._executable, self._nodes[i], int(i in wanted))
-            call(state, "cuGraphNodeSetEnabled")
-        self._enabled = wanted
-        call(driver.cuGraphLaunch(self._executable, driver.CUstream(stream)), "cuGraphLaunch")
+        """Launch the nodes [first, last) in order on `stream` (a handle). Does not wait."""
+        for i in range(first, last):
+            if i not in self._built:
+                self._built[i] = self._build(self._nodes[i])
+            call(driver.cuGraphLaunch(self._built[i][1], driver.CUstream(stream)), "cuGraphLaunch")
+
+    def _build(self, node: Any) -> tuple[Any, Any]:
+        graph = call(driver.cuGraphCreate(0), "cuGraphCreate")
+        kind = _TYPES[call(driver.cuGraphNodeGetType(node), "cuGraphNodeGetType")]
+        if kind == KERNEL:
+            params = call(driver.cuGraphKernelNodeGetParams(node), "cuGraphKernelNodeGetParams")
+            copy = call(driver.cuGraphAddKernelNode(graph, None, 0, params), "cuGraphAddKernelNode")
+            call(driver.cuGraphKernelNodeCopyAttributes(copy, node), "cuGraphKernelNodeCopyAttributes")
+        elif kind == MEMSET:
+            params = call(driver.cuGraphMemsetNodeGetParams(node), "cuGraphMemsetNodeGetParams")
+            call(driver.cuGraphAddMemsetNode(graph, None, 0, params, self._context), "cuGraphAddMemsetNode")
+        else:
+            params = call(driver.cuGraphMemcpyNodeGetParams(node), "cuGraphMemcpyNodeGetParams")
+            call(driver.cuGraphAddMemcpyNode(graph, None, 0, params, self._context), "cuGraphAddMemcpyNode")
+        return graph, call(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
 
     def close(self) -> None:
-        """Give the executable back."""
-        call(driver.cuGraphExecDestroy(self._executable), "cuGraphExecDestroy")
+        """Give the graphs back."""
+        for graph, executable in self._built.values():
+            call(driver.cuGraphExecDestroy(executable), "cuGraphExecDestroy")
+            call(driver.cuGraphDestroy(graph), "cuGraphDestroy")
+        self._built.clear()
 
 
 def _node(handle: Any) -> Node:

@@ -20,6 +20,7 @@ FAILED_WHILE = {
     "perturb": ("skipped", "on other values of what it reads, which it may check"),
     "advance": ("skipped", "when launched alone on the true state"),
 }  # fmt: skip
+TIME_IS_UP = 3  # exit code of a child that reached its deadline
 _ORDER = ("missed_read", "missed_write", "skipped", "ok")
 
 

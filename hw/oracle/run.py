@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hw.errors import HardwareError
-from hw.oracle.report import FAILED_WHILE, read_journal, write_report
+from hw.oracle.report import FAILED_WHILE, TIME_IS_UP, read_journal, write_report
 from hw.workloads import workload_names
 from tesserasim.trace.parquet import read_trace
 
@@ -81,8 +81,8 @@ def _watch(job: Job) -> bool:
                 hung = True
                 child.kill()
                 child.wait()
-        if child.returncode == 0:
-            return True
+        if child.returncode in (0, TIME_IS_UP):
+            return child.returncode == 0
         if not _explain(folder, job.traces, "hang" if hung else f"the process ended with {child.returncode}"):
             print(f"oracle: {job.model}: the child failed before any kernel", file=sys.stderr)
             return False

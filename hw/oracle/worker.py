@@ -25,7 +25,7 @@ from hw.capture.assemble import Attribution, attribute
 from hw.capture.run import Graphed, capture_graph, log
 from hw.oracle.check import Finding, check_kernel
 from hw.oracle.memory import Memory, Region
-from hw.oracle.report import read_journal
+from hw.oracle.report import TIME_IS_UP, read_journal
 from hw.oracle.sets import declared
 from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim import __version__
@@ -243,7 +243,7 @@ def main(argv: Sequence[str]) -> int:
         finished &= check_unit(workload, Path(name), Path(out), names, float(deadline))
         log(f"oracle: {model} {Path(name).stem}: {time.monotonic() - t0:.1f} s")
     del first, last
-    return 0 if finished else 3
+    return 0 if finished else TIME_IS_UP
 
 
 if __name__ == "__main__":
