@@ -166,6 +166,8 @@ def test_a_write_far_outside_and_a_read_of_a_guard_zone() -> None:
     assert found.status == "missed_read"
     offset = PLACES["y"][0] + 14
     assert all(BASE + offset <= a and b <= BASE + offset + 2 for a, b in found.wrong)
+    assert any(a <= BASE + GUARD < b for a, b in found.undeclared), "the guard zone is named"
+    assert sum(b - a for a, b in found.undeclared) <= 512
 
 
 def test_a_copy_whose_target_already_holds_the_answer() -> None:

@@ -28,10 +28,11 @@ import torch
 
 from hw.oracle.memory import PATTERNS, ROW, Layout, Memory, Shot
 from hw.oracle.sets import Declared, Read, Write
-from hw.oracle.spans import Spans, merge, total
+from hw.oracle.spans import Spans, gaps, merge, total
 
 BATCH = 1 << 15  # rows judged at once
 CELL = 32  # bytes that count as one where writes are seen only by changed values
+NARROW = 512  # bytes: undeclared reads are narrowed down to this
 LISTED = 64  # longest list of intervals that is kept
 _FLOATS = {
     "bfloat16": (torch.int16, (0x40, 0x20, 0x15)),
@@ -57,17 +58,19 @@ class Finding:
     reads: list[dict[str, Any]] = field(default_factory=list)  # per read access: observed | not observed | not tried
     outside: Spans = field(default_factory=list)  # written, not declared
     wrong: Spans = field(default_factory=list)  # written, value depends on undeclared bytes
+    undeclared: Spans = field(default_factory=list)  # bytes on which it depends, narrowed down; [] if that failed
     nondeterministic_bytes: int = 0
 
 
 def check_kernel(
     memory: Memory, declared: Declared, launch: Callable[[], None], note: Callable[[str], None] = lambda _phase: None,
-    written_before: Sequence[int] = (),
+    written_before: Sequence[int] = (), judged: Callable[[Finding], None] = lambda _finding: None,
 ) -> Finding:  # fmt: skip
     """Check one kernel; memory and its snapshot hold the state before it, and afterwards the state behind it.
 
     `note` is told each phase before its launch. `written_before`: accesses whose buffer held a value before.
-    An exception of `launch` ends the check: what it means depends on the phase.
+    `judged` gets the finding before reads are tried, which may end in a fault. An exception of `launch` ends the
+    check: what it means depends on the phase.
     """
     layout = memory.layout(declared.kept)
     shots: dict[str, Shot] = {}
@@ -83,10 +86,13 @@ def check_kernel(
         launch()
         shots[phase] = memory.shoot()
         memory.restore_rows(shots[phase].rows)
-    judged = _Judge(memory, declared, layout, shots)
-    finding = judged.finding(written_before)
+    judge = _Judge(memory, declared, layout, shots)
+    finding = judge.finding(written_before)
+    judged(finding)
+    if finding.wrong:
+        finding.undeclared = _narrow(memory, declared, judge, launch, note)
     if finding.status != "skipped":
-        finding.reads = [_try_read(memory, declared, judged, r, launch, note) for r in declared.reads]
+        finding.reads = [_try_read(memory, declared, judge, r, launch, note) for r in declared.reads]
         memory.restore()
     note("advance")
     launch()
@@ -156,8 +162,8 @@ class _Judge:
         if outside:
             writes_missed.append(f"{total(outside)} bytes or more are written outside the write set")
         for w, seen in zip(d.writes, writes, strict=True):
-            if w.limit is not None and seen["bytes"] > w.limit:
-                writes_missed.append(f"access {w.access} writes {seen['bytes']} bytes, declared {w.limit}")
+            if w.limit is not None and seen["changed"] > w.limit:
+                writes_missed.append(f"access {w.access} writes {seen['changed']} bytes, declared {w.limit}")
             short = w.span[1] - w.span[0] - seen["bytes"]
             if w.covers and not w.kept and short:
                 seen["not_covered"] = short
@@ -165,18 +171,24 @@ class _Judge:
                     reads_missed.append(f"access {w.access} leaves {short} old bytes that it is declared to replace")
         status = "missed_read" if reads_missed else "missed_write" if writes_missed else "ok"
         reason = "; ".join(reads_missed + writes_missed)
-        return Finding(status, reason, writes, [], outside[:LISTED], wrong[:LISTED], self.unstable_scratch)
+        seen_wrong, unstable = wrong[:LISTED], self.unstable_scratch
+        return Finding(status, reason, writes, [], outside[:LISTED], seen_wrong, nondeterministic_bytes=unstable)
 
     def _write(self, w: Write) -> dict[str, Any]:
-        """Bytes written inside an access, as merged intervals from the first byte of its span."""
+        """Bytes written inside an access, as merged intervals from the first byte of its span.
+
+        `bytes` counts cells of `resolution` bytes; `changed` counts the bytes that some run changed.
+        """
         first, end = w.span
         mine = np.isin(self.rows, self.memory.rows_of(first, end), assume_unique=True)
         at = np.flatnonzero(mine)
-        out: dict[str, Any] = {"access": w.access, "bytes": 0, "intervals": 0, "resolution": CELL if w.kept else 1}
+        out: dict[str, Any] = {"access": w.access, "bytes": 0, "changed": 0, "intervals": 0}
+        out["resolution"] = CELL if w.kept else 1
         if not len(at):
             return out
         rows, a, b = self.rows[at], int(at[0]), int(at[-1]) + 1
         seen = self.written[a:b] & self.memory.mask(rows, self.memory.layout([w.span]))
+        out["changed"] = int(seen.sum())
         if w.kept:
             cells = seen.view(len(rows), -1, CELL).any(-1)
             seen = cells.repeat_interleave(CELL, dim=1) & self.memory.mask(rows, self.memory.layout([w.span]))
@@ -222,8 +234,46 @@ def _runs(mask: np.ndarray) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
+def _narrow(
+    memory: Memory, declared: Declared, judge: _Judge, launch: Callable[[], None], note: Callable[[str], None]
+) -> Spans:
+    """Undeclared bytes whose content alone changes the results, by halving; [] if no half does so alone."""
+    everywhere = [(r.first, r.end) for r in memory.regions]
+    suspects = [s for first, end in everywhere for s in gaps(declared.kept, first, end)]
+
+    def matters(spans: Spans) -> bool:
+        kept = merge(s for first, end in everywhere for s in gaps(spans, first, end))
+        memory.restore()
+        memory.poison(memory.layout(kept), "B")
+        note("narrow")
+        launch()
+        return _results_differ(memory, judge)
+
+    narrowed = matters(suspects)
+    while narrowed and total(suspects) > NARROW:
+        halves = _halves(suspects)
+        chosen = next((h for h in halves if matters(h)), None)
+        if chosen is None:
+            break
+        suspects = chosen
+    memory.restore()
+    return suspects[:LISTED] if narrowed else []
+
+
+def _halves(spans: Spans) -> tuple[Spans, Spans]:
+    """The first and the second half of the bytes."""
+    left = total(spans) // 2
+    first: Spans = []
+    for k, (a, b) in enumerate(spans):
+        if b - a > left:
+            return merge([*first, (a, a + left)]), merge([(a + left, b), *spans[k + 1 :]])
+        first.append((a, b))
+        left -= b - a
+    return first, []
+
+
 def _try_read(
-    memory: Memory, declared: Declared, judged: _Judge, read: Read, launch: Callable[[], None],
+    memory: Memory, declared: Declared, judge: _Judge, read: Read, launch: Callable[[], None],
     note: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Change what an access reads, in up to three ways, until the results change."""
@@ -241,9 +291,9 @@ def _try_read(
         note(f"perturb {read.access} {k}")
         launch()
         result["tries"] = k + 1
-        changed = _results_differ(memory, judged)
+        changed = _results_differ(memory, judge)
         memory.restore_span(first, end)
-        memory.restore_rows(judged.rows)
+        memory.restore_rows(judge.rows)
         for w in declared.writes:
             memory.restore_span(*w.span)
         result["seen"] = "observed" if changed else "not observed"
@@ -266,10 +316,10 @@ def _perturb(view: torch.Tensor, dtype: str, k: int) -> bool:
     return True
 
 
-def _results_differ(memory: Memory, judged: _Judge) -> bool:
-    for at in range(0, len(judged.rows), BATCH):
-        end = min(at + BATCH, len(judged.rows))
-        differ = memory.current(judged.rows[at:end]) != judged.truth[at:end]
-        if bool((differ & judged.written[at:end]).any()):
+def _results_differ(memory: Memory, judge: _Judge) -> bool:
+    for at in range(0, len(judge.rows), BATCH):
+        end = min(at + BATCH, len(judge.rows))
+        differ = memory.current(judge.rows[at:end]) != judge.truth[at:end]
+        if bool((differ & judge.written[at:end]).any()):
             return True
     return False

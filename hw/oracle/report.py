@@ -1,11 +1,14 @@
 """From the journal of one unit to its report. Needs no GPU and no PyTorch.
 
-Journal lines: `unit` (what was run), `phase` (a kernel, before each of its launches), `kernel` (a finding).
+Journal lines: `unit` (what was run), `phase` (a kernel, before each of its launches), `judged` (a finding before
+its reads are tried), `kernel` (a finding), `note` (what the child does between kernels), `refused` (why a unit is
+not checked at all).
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ FAILED_WHILE = {
     "A": ("missed_read", "on poisoned memory (pattern A)"), "B": ("missed_read", "on poisoned memory (pattern B)"),
     "true": ("skipped", "when launched alone on the true state"),
     "again": ("skipped", "when launched alone on the true state"),
+    "narrow": ("missed_read", "on partly poisoned memory"),
     "perturb": ("skipped", "on other values of what it reads, which it may check"),
     "advance": ("skipped", "when launched alone on the true state"),
 }  # fmt: skip
@@ -38,13 +42,17 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 def write_report(trace: Path, journal: Path, out: Path) -> bool:
     """Merge the findings of all inputs per kernel; False if something is missed, or kernels were not reached."""
     unit: dict[str, Any] = {}
+    refused = ""
     found: dict[int, dict[int, dict[str, Any]]] = {}
     for line in read_journal(journal):
         if line["kind"] == "unit":
             unit = line
+        elif line["kind"] == "refused":
+            refused = line["reason"]
         elif line["kind"] == "kernel":
             found.setdefault(line["node"], {})[line["input"]] = line
     if not unit:
+        print(f"oracle: {trace}: {refused or 'not reached'}", file=sys.stderr)
         return False
     kernels = []
     for entry in unit["kernels"]:
@@ -69,5 +77,7 @@ def _merged(findings: list[dict[str, Any]]) -> dict[str, Any]:
             if kept is None or (r["seen"] == "observed" and kept["seen"] != "observed"):
                 reads[r["access"]] = r
     most = max(findings, key=lambda f: sum(w["bytes"] for w in f["writes"]))
-    kept = {"status": worst["status"], "reason": worst["reason"], "writes": most["writes"]}
-    return kept | {"reads": list(reads.values())}
+    merged = {"status": worst["status"], "reason": worst["reason"], "writes": most["writes"]}
+    merged |= {k: worst[k] for k in ("outside", "wrong", "undeclared") if worst.get(k)}
+    seconds = round(sum(f.get("seconds", 0) for f in findings), 3)
+    return merged | {"reads": list(reads.values()), "seconds": seconds}

@@ -22,7 +22,9 @@ from hw.oracle.report import FAILED_WHILE, TIME_IS_UP, read_journal, write_repor
 from hw.workloads import workload_names
 from tesserasim.trace.parquet import read_trace
 
-HANG_S = 90.0  # without a line in the journal
+HANG_S = 60.0  # without a line in the journal, while a kernel is under way
+START_S = 300.0  # the same while a model is built, compiled or captured
+GRACE_S = 120.0  # after the deadline
 RESTARTS = 8
 
 
@@ -62,35 +64,59 @@ def oracle(traces: Sequence[Path], out: Path, blocks: Sequence[str], limit_s: fl
     return 0 if good else 1
 
 
-def _watch(job: Job) -> bool:
-    """Run children until all units are done; False if some could not be."""
+def _watch(job: Job, command: Sequence[str] = (sys.executable, "-m", "hw.oracle.worker")) -> bool:
+    """Run children until all units are done; False if some could not be. `command`: the child's beginning."""
     folder = job.out / job.model
     folder.mkdir(parents=True, exist_ok=True)
     for _ in range(RESTARTS):
         if time.time() > job.deadline:
             return False
-        command = [
-            sys.executable, "-m", "hw.oracle.worker", job.model, str(job.out), repr(job.deadline),
-            ",".join(job.blocks), *map(str, job.traces),
-        ]  # fmt: skip
-        child = subprocess.Popen(command)
-        hung = False
-        while child.poll() is None:
-            time.sleep(0.2)
-            if time.time() - _last_sign(folder) > HANG_S:
-                hung = True
-                child.kill()
-                child.wait()
-        if child.returncode in (0, TIME_IS_UP):
-            return child.returncode == 0
-        if not _explain(folder, job.traces, "hang" if hung else f"the process ended with {child.returncode}"):
-            print(f"oracle: {job.model}: the child failed before any kernel", file=sys.stderr)
+        arguments = [job.model, str(job.out), repr(job.deadline), ",".join(job.blocks), *map(str, job.traces)]
+        child = subprocess.Popen([*command, *arguments])
+        how = _wait(child, folder, job.deadline)
+        if child.returncode == 0:
+            return True
+        if child.returncode == TIME_IS_UP or how == "time":
+            print(f"oracle: {job.model}: out of time; the same command goes on", file=sys.stderr)
             return False
+        # A Python error of the check itself (code 1) says nothing about the kernel.
+        if child.returncode == 1 or not _explain(
+            folder, job.traces, how or f"the process ended with {child.returncode}"
+        ):
+            print(f"oracle: {job.model}: the child failed outside any kernel", file=sys.stderr)
+            return False
+    print(f"oracle: {job.model}: gave up after {RESTARTS} failed kernels", file=sys.stderr)
     return False
 
 
-def _last_sign(folder: Path) -> float:
-    return max((p.stat().st_mtime for p in folder.glob("*.journal")), default=time.time())
+def _wait(child: subprocess.Popen[bytes], folder: Path, deadline: float) -> str:
+    """Wait for the end of a child, or end it: "hang" without a sign, "time" long after the deadline, else ""."""
+    started = time.time()
+    try:
+        while child.poll() is None:
+            time.sleep(0.1)
+            sign, busy = _last_sign(folder)
+            silent = time.time() - max(sign, started)
+            if silent > (HANG_S if busy and sign > started else START_S):
+                return "hang"
+            if time.time() > deadline + GRACE_S:
+                return "time"
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+    return ""
+
+
+def _last_sign(folder: Path) -> tuple[float, bool]:
+    """When the newest journal grew, and whether a kernel is under way."""
+    newest = max(folder.glob("*.journal"), key=lambda p: p.stat().st_mtime, default=None)
+    if newest is None:
+        return 0.0, False
+    with newest.open("rb") as f:
+        f.seek(max(0, newest.stat().st_size - 4096))
+        tail = f.read().rstrip(b"\n").rsplit(b"\n", 1)[-1]
+    return newest.stat().st_mtime, tail.startswith(b'{"kind": "phase"')
 
 
 def _explain(folder: Path, traces: Iterable[Path], how: str) -> bool:
@@ -98,16 +124,28 @@ def _explain(folder: Path, traces: Iterable[Path], how: str) -> bool:
     for path in traces:
         journal = folder / f"{path.stem}.journal"
         open_kernel: dict[str, Any] | None = None
+        judged: dict[str, Any] | None = None
         for line in read_journal(journal):
             if line["kind"] == "phase":
                 open_kernel = line
-            elif line["kind"] == "kernel" and open_kernel is not None:
-                same = all(line[k] == open_kernel[k] for k in ("input", "node"))
-                open_kernel = None if same else open_kernel
+            elif line["kind"] == "judged":
+                judged = line
+            elif line["kind"] == "kernel":
+                open_kernel = judged = None
         if open_kernel is not None:
-            status, reason = FAILED_WHILE.get(open_kernel["phase"].split(" ")[0], ("skipped", "while preparing it"))
-            closing = {"kind": "kernel", "input": open_kernel["input"], "node": open_kernel["node"], "status": status}
+            closing = _closing(open_kernel, judged, how)
             with journal.open("a", encoding="utf-8") as f:
-                f.write(json.dumps(closing | {"reason": f"{how} {reason}", "writes": [], "reads": []}) + "\n")
+                f.write(json.dumps(closing) + "\n")
             return True
     return False
+
+
+def _closing(opened: dict[str, Any], judged: dict[str, Any] | None, how: str) -> dict[str, Any]:
+    """The finding of a kernel during which a child died: what was judged before its reads were tried stands."""
+    phase = opened["phase"].split(" ")[0]
+    status, words = FAILED_WHILE.get(phase, ("skipped", "while preparing it"))
+    same = judged is not None and all(judged[k] == opened[k] for k in ("input", "node"))
+    if judged is not None and same and (phase == "perturb" or judged["status"] != "ok"):
+        return judged | {"kind": "kernel", "note": f"{how} {words}"}
+    head = {"kind": "kernel", "input": opened["input"], "node": opened["node"]}
+    return head | {"status": status, "reason": f"{how} {words}", "writes": [], "reads": []}

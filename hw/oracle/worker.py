@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,17 +24,19 @@ import torch
 from hw.capture import driver
 from hw.capture.assemble import Attribution, attribute
 from hw.capture.run import Graphed, capture_graph, log
+from hw.errors import HardwareError
 from hw.oracle.check import Finding, check_kernel
 from hw.oracle.memory import Memory, Region
 from hw.oracle.report import TIME_IS_UP, read_journal
 from hw.oracle.sets import declared
 from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim import __version__
-from tesserasim.deps.graph import is_unknown
+from tesserasim.deps.graph import CARRIED, is_unknown
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace
 
 INPUTS = 2
+SPARE = 6 << 30  # bytes for comparisons beside the snapshot
 GUARDS = (2 << 20, 8 << 20, 32 << 20)  # bytes
 _STILL = ("position", "place")  # index tensors that a step must find as they are
 
@@ -56,6 +59,8 @@ def refill(workload: Workload, seed: int) -> None:
         if named.role not in ("state", "input") or named.name.endswith(_STILL):
             continue
         t = named.tensor
+        if t.is_floating_point() and t.numel() < 16:
+            continue  # a schedule's figure, not data
         if t.is_floating_point():
             t.normal_(0, 1, generator=generator)
         elif t.numel():
@@ -63,13 +68,13 @@ def refill(workload: Workload, seed: int) -> None:
 
 
 def chosen_modules(found: Attribution, blocks: Sequence[str]) -> list[str]:
-    """Modules to check: as named, or the first, two in the middle and the last. ValueError for an unknown name."""
+    """Modules to check: as named, or the first, two in the middle and the last. HardwareError for an unknown name."""
     modules = list(dict.fromkeys(c.module for c in found.calls))
     if blocks and blocks[0] == "all":
         return modules
     unknown = [b for b in blocks if b not in modules]
     if unknown:
-        raise ValueError(f"no module {unknown[0]!r}; modules: {', '.join(modules)[:300]}")
+        raise HardwareError(f"no module {unknown[0]!r}; modules: {', '.join(modules)[:300]}")
     middle = len(modules) // 2
     return list(blocks) or list(dict.fromkeys([modules[0], *modules[middle - 1 : middle + 1], modules[-1]]))
 
@@ -145,30 +150,42 @@ class Checker:
             self.launcher.run(first, last, torch.cuda.current_stream().cuda_stream)
             torch.cuda.synchronize()
 
-    def check(self, node: int, note: Callable[[str], None]) -> Finding:
+    def place(self, node: int, first: int, end: int) -> dict[str, Any]:
+        """What lies at [first, end) when a node runs: a named buffer, the latest value there, or a bare segment."""
+        inside = [
+            b for b, address in zip(self.found.buffers, self.found.addresses, strict=True)
+            if address <= first < address + b.nbytes and b.role != "workspace"
+        ]  # fmt: skip
+        named = [b for b in inside if b.role != "activation"]
+        values = sorted((b for b in inside if b.first_use <= node), key=lambda b: b.first_use)
+        for b in [*named, *values[::-1]]:
+            return {"buffer": b.name, "offset": first - self.found.addresses[b.id], "nbytes": end - first}
+        segment = next(i for i, (a, b) in enumerate(self.g.segments) if a <= first < b)
+        offset = first - self.g.segments[segment][0]
+        return {"buffer": f"segment {segment}", "offset": offset, "nbytes": end - first}
+
+    def check(self, node: int, note: Callable[[str], None], judged: Callable[[Finding], None]) -> Finding:
         """Check one node; memory holds the state before it, and afterwards the state behind it."""
         accesses = self.found.rows[node]
         base, dtype = self.found.addresses.__getitem__, functools.partial(self.dtype_of, node)
         sets = declared(accesses, self.found.buffers, base, dtype)
         before = [
             i for i, a in enumerate(accesses)
-            if self.found.buffers[a.buffer].first_use < node or self.found.buffers[a.buffer].role in ("state", "weight")
+            if self.found.buffers[a.buffer].first_use < node or self.found.buffers[a.buffer].role in CARRIED
         ]  # fmt: skip
 
         def launch() -> None:
             self.launcher.run(node, node + 1, torch.cuda.current_stream().cuda_stream)
             torch.cuda.synchronize()
 
-        return check_kernel(self.memory, sets, launch, note, before)
+        return check_kernel(self.memory, sets, launch, note, before, judged)
 
 
 def _sets(accesses: Sequence[Any], buffers: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [(buffers[a.buffer].name, a.mode, a.offset, a.nbytes, a.extent, a.covers, a.evidence) for a in accesses]
 
 
-def check_unit(
-    workload: Workload, path: Path, out: Path, blocks: Sequence[str], deadline: float
-) -> bool:
+def check_unit(workload: Workload, path: Path, out: Path, blocks: Sequence[str], deadline: float) -> bool:
     """Check one unit, going on after what the journal holds; False if time ran out."""
     trace = read_trace(path)
     unit = next((u for u in workload.units() if u.file_stem == path.stem), None) or _unit(trace)
@@ -183,6 +200,10 @@ def check_unit(
 
         line(kind="note", text="capturing")
         graphed = capture_graph(workload, unit)
+        need = sum(b - a for a, b in graphed.segments) + SPARE
+        if need > torch.cuda.mem_get_info()[0]:
+            line(kind="refused", reason=f"a snapshot of its memory needs {need >> 20} MiB, which are not free")
+            return True
         pool = torch.cuda.MemPool()
         with torch.cuda.stream(graphed.stream), torch.cuda.use_mem_pool(pool), torch.no_grad():
             checker = Checker(workload, graphed, trace, path, blocks)
@@ -212,15 +233,27 @@ def _check_inputs(
                 checker.run_real(at, node)
                 checker.memory.save()
             started = time.monotonic()
-            note = functools.partial(line, kind="phase", input=number, node=node)
-            f = checker.check(node, lambda phase, note=note: note(phase=phase))  # type: ignore[misc]
-            line(
-                kind="kernel", input=number, node=node, status=f.status, reason=f.reason, writes=f.writes,
-                reads=f.reads, outside=[list(s) for s in f.outside], wrong=[list(s) for s in f.wrong],
-                nondeterministic_bytes=f.nondeterministic_bytes, seconds=round(time.monotonic() - started, 3),
-            )  # fmt: skip
+
+            def note(phase: str, number: int = number, node: int = node) -> None:
+                line(kind="phase", input=number, node=node, phase=phase)
+
+            def judged(f: Finding, number: int = number, node: int = node) -> None:
+                line(kind="judged", input=number, node=node, **_content(checker, node, f))
+
+            f = checker.check(node, note, judged)
+            seconds = round(time.monotonic() - started, 3)
+            line(kind="kernel", input=number, node=node, **_content(checker, node, f), seconds=seconds)
             at, saved = node + 1, True
     return True
+
+
+def _content(checker: Checker, node: int, f: Finding) -> dict[str, Any]:
+    """A finding for the journal, addresses replaced by what lies there."""
+    places = {k: [checker.place(node, *s) for s in getattr(f, k)] for k in ("outside", "wrong", "undeclared")}
+    return {
+        "status": f.status, "reason": f.reason, "writes": f.writes, "reads": f.reads,
+        "nondeterministic_bytes": f.nondeterministic_bytes, **places,
+    }  # fmt: skip
 
 
 def _unit(trace: Trace) -> UnitSpec:
@@ -230,6 +263,7 @@ def _unit(trace: Trace) -> UnitSpec:
 
 
 def main(argv: Sequence[str]) -> int:
+    """0: all done; 2: cannot be done; 3: time ran out; 4: the device failed while a kernel ran."""
     model, out, deadline, blocks, *traces = argv
     started = time.monotonic()
     first = guards()
@@ -238,6 +272,8 @@ def main(argv: Sequence[str]) -> int:
     log(f"oracle: {model} built in {time.monotonic() - started:.1f} s")
     finished = True
     for name in traces:
+        if time.time() > float(deadline):
+            return TIME_IS_UP
         t0 = time.monotonic()
         names = tuple(b for b in blocks.split(",") if b)
         finished &= check_unit(workload, Path(name), Path(out), names, float(deadline))
@@ -247,4 +283,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+    except HardwareError as error:
+        log(f"error: {error}")
+        code = 2
+    except torch.AcceleratorError as error:
+        log(f"oracle: {str(error).splitlines()[0]}")
+        code = 4
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # after a fault nothing on the device can be taken down in order
