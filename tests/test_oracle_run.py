@@ -132,3 +132,18 @@ def test_inputs_are_merged_worst_first(tmp_path: Path) -> None:
     kernel = json.loads(out.read_text())["kernels"][0]
     assert (kernel["status"], kernel["reason"], kernel["wrong"]) == ("missed_read", "why", wrong)
     assert kernel["writes"] == [{"bytes": 6}] and kernel["reads"][0]["seen"] == "observed"
+
+
+def test_findings_about_other_sets_do_not_count(tmp_path: Path) -> None:
+    journal = tmp_path / "u.journal"
+    unit = {"kind": "unit", "model": "m", "inputs": 1, "kernels": [{"node": 5, "accesses": []}]}
+    found = {"kind": "kernel", "input": 0, "node": 5, "status": "missed_read", "reason": "", "writes": [], "reads": []}
+    changed = {**unit, "kernels": [{"node": 5, "accesses": [{"buffer": 1}]}]}
+    for lines, status in (
+        ([unit, found, unit], "missed_read"),
+        ([unit, found, changed], "not reached"),
+        ([unit, found, changed, {**found, "status": "ok"}], "ok"),
+    ):
+        journal.write_text("".join(json.dumps(x) + "\n" for x in lines))
+        assert write_report(tmp_path / "u", journal, tmp_path / "u.json") == (status == "ok")
+        assert json.loads((tmp_path / "u.json").read_text())["kernels"][0]["status"] == status

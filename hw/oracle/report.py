@@ -39,18 +39,32 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
             continue
 
 
-def write_report(trace: Path, journal: Path, out: Path) -> bool:
-    """Merge the findings of all inputs per kernel; False if something is missed, or kernels were not reached."""
+Found = dict[int, dict[int, dict[str, Any]]]  # node -> input -> finding
+
+
+def last_state(journal: Path) -> tuple[dict[str, Any], Found]:
+    """The unit as it was announced last, and the findings about its kernels as they are announced there."""
     unit: dict[str, Any] = {}
-    refused = ""
-    found: dict[int, dict[int, dict[str, Any]]] = {}
+    found: Found = {}
     for line in read_journal(journal):
         if line["kind"] == "unit":
+            if unit and line["kernels"] != unit["kernels"]:
+                found.clear()  # other kernels, or other sets: what was found before is about those
             unit = line
-        elif line["kind"] == "refused":
-            refused = line["reason"]
         elif line["kind"] == "kernel":
             found.setdefault(line["node"], {})[line["input"]] = line
+    return unit, found
+
+
+def done_of(found: Found) -> set[tuple[int, int]]:
+    """(input, node) of all findings."""
+    return {(i, node) for node, by_input in found.items() for i in by_input}
+
+
+def write_report(trace: Path, journal: Path, out: Path) -> bool:
+    """Merge the findings of all inputs per kernel; False if something is missed, or kernels were not reached."""
+    unit, found = last_state(journal)
+    refused = next((x["reason"] for x in read_journal(journal) if x["kind"] == "refused"), "")
     if not unit:
         print(f"oracle: {trace}: {refused or 'not reached'}", file=sys.stderr)
         return False
