@@ -65,6 +65,7 @@ def capture_graph(workload: Workload, unit: UnitSpec) -> Graphed:
     gc.collect()
     torch.cuda.empty_cache()
     step = workload.prepare(unit)
+    torch.cuda.synchronize()  # the inputs are made on another stream than the one that reads them
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):  # compiles, tunes, and lets libraries allocate their workspaces
