@@ -26,7 +26,8 @@ class LibraryKernel:
 
 #: First match wins. `memset` stands for a set among the nodes of a call.
 KERNELS = (
-    LibraryKernel("split-K reduce", r"splitKreduce|splitk_reduce", workspace="R", result="RW"),
+    # With a bias it was seen to write partial sums back to its workspace (H200, cuBLAS 13).
+    LibraryKernel("split-K reduce", r"splitKreduce|splitk_reduce", workspace="RW", result="RW"),
     LibraryKernel("split-K GEMM", r"nvjet|gemm|gemv|xmma", workspace="W", result="RW", followed=r"splitKreduce"),
     LibraryKernel("flash attention combine", r"flash_fwd_splitkv_combine", workspace="R", result="RW"),
     LibraryKernel(

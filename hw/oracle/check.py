@@ -34,7 +34,7 @@ BATCH = 1 << 15  # rows judged at once
 CELL = 32  # bytes that count as one where writes are seen only by changed values
 NARROW = 512  # bytes: undeclared reads are narrowed down to this
 LISTED = 64  # longest list of intervals that is kept
-_FLOATS = {
+FLOATS = {
     "bfloat16": (torch.int16, (0x40, 0x20, 0x15)),
     "float16": (torch.int16, (0x200, 0x100, 0x155)),
     "float32": (torch.int32, (0x400000, 0x2AAAAA, 0x10000)),
@@ -278,10 +278,10 @@ def _try_read(
 ) -> dict[str, Any]:  # fmt: skip
     """Change what an access reads, in up to three ways, until the results change."""
     result = {"access": read.access, "seen": "not tried", "tries": 0}
-    if read.dtype not in _FLOATS and read.dtype not in _INTEGERS:
+    if read.dtype not in FLOATS and read.dtype not in _INTEGERS:
         return result
     first, end = read.span
-    size = torch.empty(0, dtype=_FLOATS.get(read.dtype, (_INTEGERS.get(read.dtype),))[0]).element_size()
+    size = torch.empty(0, dtype=FLOATS.get(read.dtype, (_INTEGERS.get(read.dtype),))[0]).element_size()
     end -= (end - first) % size
     if first % size or end <= first:
         return result
@@ -304,8 +304,8 @@ def _try_read(
 
 def _perturb(view: torch.Tensor, dtype: str, k: int) -> bool:
     """Change the k-th way; False if there is nothing to change."""
-    if dtype in _FLOATS:
-        kind, masks = _FLOATS[dtype]
+    if dtype in FLOATS:
+        kind, masks = FLOATS[dtype]
         view.view(kind).bitwise_xor_(masks[k])
         return True
     values = view.view(_INTEGERS[dtype])

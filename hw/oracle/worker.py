@@ -25,9 +25,9 @@ from hw.capture import driver
 from hw.capture.assemble import Attribution, attribute
 from hw.capture.run import Graphed, capture_graph, log
 from hw.errors import HardwareError
-from hw.oracle.check import Finding, check_kernel
+from hw.oracle.check import FLOATS, Finding, check_kernel
 from hw.oracle.memory import Memory, Region
-from hw.oracle.report import TIME_IS_UP, done_of, last_state
+from hw.oracle.report import TIME_IS_UP, done_of, last_state, read_journal
 from hw.oracle.sets import declared
 from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim import __version__
@@ -80,7 +80,9 @@ def chosen_modules(found: Attribution, blocks: Sequence[str]) -> list[str]:
 
 
 class Checker:
-    """The kernels of one captured unit."""
+    """The kernels of one captured unit. `fragile`: kernels that faulted on other values of what they read."""
+
+    fragile: frozenset[str] = frozenset()
 
     def __init__(self, workload: Workload, g: Graphed, trace: Trace, path: Path, blocks: Sequence[str]) -> None:
         self.workload, self.g, self.trace = workload, g, trace
@@ -169,6 +171,9 @@ class Checker:
         accesses = self.found.rows[node]
         base, dtype = self.found.addresses.__getitem__, functools.partial(self.dtype_of, node)
         sets = declared(accesses, self.found.buffers, base, dtype)
+        if self.g.nodes[node].name in self.fragile:  # other indices than its own made it fault: none are tried
+            reads = tuple(r if r.dtype in FLOATS else dataclasses.replace(r, dtype="") for r in sets.reads)
+            sets = dataclasses.replace(sets, reads=reads)
         before = [
             i for i, a in enumerate(accesses)
             if self.found.buffers[a.buffer].first_use < node or self.found.buffers[a.buffer].role in CARRIED
@@ -213,6 +218,7 @@ def check_unit(workload: Workload, path: Path, out: Path, blocks: Sequence[str],
         pool = torch.cuda.MemPool()
         with torch.cuda.stream(graphed.stream), torch.cuda.use_mem_pool(pool), torch.no_grad():
             checker = Checker(workload, graphed, trace, path, blocks)
+            checker.fragile = fragile_kernels(journal.parent)
             header = checker.header()
             same = bool(known) and json.loads(json.dumps(header["kernels"])) == known["kernels"]
             line(**header)
@@ -223,6 +229,19 @@ def check_unit(workload: Workload, path: Path, out: Path, blocks: Sequence[str],
         gc.collect()
         torch.cuda.empty_cache()
     return finished
+
+
+def fragile_kernels(folder: Path) -> frozenset[str]:
+    """Names of kernels of this model that a child died on while other values of its reads were tried."""
+    names = set()
+    for journal in folder.glob("*.journal"):
+        by_node: dict[int, str] = {}
+        for x in read_journal(journal):
+            if x["kind"] == "unit":
+                by_node = {k["node"]: k["name"] for k in x["kernels"]}
+            elif x["kind"] == "kernel" and x.get("note"):
+                names.add(by_node.get(x["node"], ""))
+    return frozenset(names - {""})
 
 
 def _check_inputs(checker: Checker, done: set[tuple[int, int]], line: Callable[..., None], deadline: float) -> bool:
