@@ -107,8 +107,8 @@ def test_out_of_time_goes_on_with_the_same_command(tmp_path: Path) -> None:
 
 def test_a_line_cut_short_is_none(tmp_path: Path) -> None:
     journal = tmp_path / "x.journal"
-    journal.write_text('{"kind": "unit"}\n{"kind": "ker')
-    assert [x["kind"] for x in read_journal(journal)] == ["unit"]
+    journal.write_text('{"kind": "note"}\n{"kind": "ker')
+    assert [x["kind"] for x in read_journal(journal)] == ["note"]
 
 
 def test_inputs_are_merged_worst_first(tmp_path: Path) -> None:

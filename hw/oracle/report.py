@@ -26,17 +26,24 @@ FAILED_WHILE = {
 }  # fmt: skip
 TIME_IS_UP = 3  # exit code of a child that reached its deadline
 _ORDER = ("missed_read", "missed_write", "skipped", "ok")
+_FINDING = {"input", "node", "status", "reason", "writes", "reads"}
+_NEEDED = {
+    "unit": {"kernels", "inputs"}, "phase": {"input", "node", "phase"}, "judged": _FINDING, "kernel": _FINDING,
+    "note": set(), "refused": {"reason"},
+}  # fmt: skip
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of a journal; a line cut short by the end of a process is none."""
+    """Whole lines of a journal; a line cut short by the end of a process is none, nor is any other garbage."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            yield json.loads(line)
+            content = json.loads(line)
         except ValueError:
             continue
+        if isinstance(content, dict) and content.keys() >= _NEEDED.get(str(content.get("kind")), {""}):
+            yield content
 
 
 Found = dict[int, dict[int, dict[str, Any]]]  # node -> input -> finding

@@ -72,6 +72,7 @@ def _watch(job: Job, command: Sequence[str] = (sys.executable, "-m", "hw.oracle.
         if time.time() > job.deadline:
             return False
         arguments = [job.model, str(job.out), repr(job.deadline), ",".join(job.blocks), *map(str, job.traces)]
+        started = time.time()
         child = subprocess.Popen([*command, *arguments])
         how = _wait(child, folder, job.deadline)
         if child.returncode == 0:
@@ -81,7 +82,7 @@ def _watch(job: Job, command: Sequence[str] = (sys.executable, "-m", "hw.oracle.
             return False
         # A Python error of the check itself (code 1) says nothing about the kernel.
         if child.returncode == 1 or not _explain(
-            folder, job.traces, how or f"the process ended with {child.returncode}"
+            folder, job.traces, how or f"the process ended with {child.returncode}", started
         ):
             print(f"oracle: {job.model}: the child failed outside any kernel", file=sys.stderr)
             return False
@@ -119,10 +120,12 @@ def _last_sign(folder: Path) -> tuple[float, bool]:
     return newest.stat().st_mtime, tail.startswith(b'{"kind": "phase"')
 
 
-def _explain(folder: Path, traces: Iterable[Path], how: str) -> bool:
-    """Close the kernel during which a child died; False if there is none."""
+def _explain(folder: Path, traces: Iterable[Path], how: str, since: float = 0.0) -> bool:
+    """Close the kernel during which a child that started at `since` died; False if there is none."""
     for path in traces:
         journal = folder / f"{path.stem}.journal"
+        if not journal.exists() or journal.stat().st_mtime < since:
+            continue  # what is open there, a child of an earlier call left open
         open_kernel: dict[str, Any] | None = None
         judged: dict[str, Any] | None = None
         for line in read_journal(journal):
@@ -130,12 +133,12 @@ def _explain(folder: Path, traces: Iterable[Path], how: str) -> bool:
                 open_kernel = line
             elif line["kind"] == "judged":
                 judged = line
-            elif line["kind"] == "kernel":
+            else:  # its finding, or the beginning of another child, which has launched nothing yet
                 open_kernel = judged = None
         if open_kernel is not None:
-            closing = _closing(open_kernel, judged, how)
+            closing, cut_short = _closing(open_kernel, judged, how), not journal.read_bytes().endswith(b"\n")
             with journal.open("a", encoding="utf-8") as f:
-                f.write(json.dumps(closing) + "\n")
+                f.write("\n" * cut_short + json.dumps(closing) + "\n")
             return True
     return False
 
