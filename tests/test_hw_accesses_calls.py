@@ -130,7 +130,7 @@ def test_split_k_shares_a_workspace_outside_the_pool() -> None:
     trace, warnings = unit(calls, nodes)
     assert not warnings
     first, second = of(trace, 0)["m@0:workspace"], of(trace, 1)["m@0:workspace"]
-    assert (first.mode, first.evidence, second.mode, second.evidence) == ("W", "library", "R", "library")
+    assert (first.mode, first.evidence, second.mode, second.evidence) == ("W", "library", "RW", "library")
     assert {(e.src, e.dst) for e in unit_flow(trace).edges} == {(0, 1), (2, 3)}
 
 

@@ -12,6 +12,7 @@ from hw.capture.ptx_evidence import union, within
 
 pytestmark = pytest.mark.quick
 
+COMBINE = next(k for k in KERNELS if k.family == "flash attention combine")
 REDUCE = next(k for k in KERNELS if k.family == "split-K reduce")
 SPLIT = next(k for k in KERNELS if k.family == "split-K GEMM")
 PREPARE = next(k for k in KERNELS if k.family == "grouped GEMM preparation")
@@ -50,7 +51,8 @@ ROWS = [
     (11, None, NOWHERE, {"ptx": "W"}, Decision("W", "ptx")),  # RW whatever PTX says
     (11, None, NOWHERE, {"ptx": "R", "library": SPLIT}, Decision("R", "ptx")),  # library asked before PTX
     (12, None, NOWHERE, {"library": SPLIT}, Decision("W", "library")),  # the workspace of the GEMM is RW
-    (12, None, NOWHERE, {"library": REDUCE}, Decision("R", "library")),
+    (12, None, NOWHERE, {"library": COMBINE}, Decision("R", "library")),
+    (12, None, NOWHERE, {"library": REDUCE}, Decision("RW", "library")),  # as the oracle found it
     (13, None, NOWHERE, {}, Decision("RW", "params")),  # nothing known taken for a read
 ]
 

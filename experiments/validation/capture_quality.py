@@ -27,7 +27,7 @@ from tesserasim.trace.parquet import read_trace
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 TENSOR_FLOPS_PER_NS = 790e3  # bf16 GEMM of 8192 x 8192 x 8192, as measured on an H200
 KERNEL_NS = 2500.0
-APART = ("fit", "left-out")
+APART = ("fit", "fit-paused", "left-out")
 
 
 def site_limits(trace: Trace) -> dict[str, float]:
