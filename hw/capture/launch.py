@@ -7,9 +7,8 @@ stated on: a decode step (many kernels, one memset) and a prefill (a memset befo
 overhead is the sum of the profiled durations and gaps less the end-to-end time without the profiler, so two
 units give both figures exactly.
 
-That the second figure is real was seen apart from any model: in chains of one GEMM, the profiled sum exceeds
-the end-to-end time by 3-6 us per step where the library puts a memset before the GEMM, and by less than
-0.5 us per step where it does not (H200, driver 580).
+Both kinds of replay must have the same pauses, or the power limit speaks through these figures: with pauses before
+timed replays only, the memset figure came out as 6.6 us, with pauses before both as 0.5 us (H200, driver 580).
 """
 
 from __future__ import annotations
