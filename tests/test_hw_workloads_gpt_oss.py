@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
+from language_cases import run_tokens  # noqa: E402
 
 from hw.workloads import moe  # noqa: E402
 from hw.workloads.base import UnitSpec, under  # noqa: E402
@@ -30,18 +31,6 @@ def tiny(**options: object) -> GptOss:
             noisy = name.rsplit(".", 1)[-1] in ("norm1", "norm2", "norm", "bqkv", "bo", "up_bias", "down_bias")
             model.weights[name] = w + 0.2 * torch.randn(w.shape, generator=generator) if noisy else w
     return model
-
-
-def run(model: GptOss, tokens: torch.Tensor, past: int = 0) -> torch.Tensor:
-    """Logits after `tokens` [B, T] at position `past`, on the caches of the last run."""
-    b, t = tokens.shape
-    before = model.kv[:]
-    step = model.prepare(UnitSpec("prefill" if t > 1 else "decode", "prefill", b, t, past + t))
-    for new, old in zip(model.kv, before, strict=False):
-        for n, o in zip(new, old, strict=True):
-            n[:, :, :past] = o[:, :, :past]
-    model.inputs["prompt" if t > 1 else "next_token"].copy_(tokens)
-    return step()[:, -1]
 
 
 @pytest.mark.quick
@@ -117,9 +106,9 @@ def test_attention_against_a_loop(queries: int, keys: int, window: int) -> None:
 def test_decode_and_chunks_continue_the_prompt(packed: bool, new: int) -> None:
     model = tiny(packed=packed)
     tokens = torch.randint(TINY.vocab, (2, 19), generator=torch.Generator().manual_seed(0))
-    whole = run(model, tokens)
-    run(model, tokens[:, :-new])
-    torch.testing.assert_close(run(model, tokens[:, -new:], 19 - new), whole, atol=1e-4, rtol=1e-4)
+    whole = run_tokens(model, tokens)
+    run_tokens(model, tokens[:, :-new])
+    torch.testing.assert_close(run_tokens(model, tokens[:, -new:], 19 - new), whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.quick
@@ -266,4 +255,4 @@ def test_logits_equal_the_reference_implementation() -> None:
     tokens = torch.randint(TINY.vocab, (2, 17))
     with torch.no_grad():
         expected = reference(tokens).logits[:, -1]
-    torch.testing.assert_close(run(model, tokens), expected, atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(run_tokens(model, tokens), expected, atol=2e-4, rtol=2e-4)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 torch = pytest.importorskip("torch")
+from language_cases import run_tokens  # noqa: E402
+
 from hw.workloads.base import UnitSpec, under  # noqa: E402
 from hw.workloads.qwen_vl import QwenVL, QwenVLConfig, _aligned, block, merge, vision_block, windows  # noqa: E402
 
@@ -26,20 +28,6 @@ def tiny() -> QwenVL:
     return model
 
 
-def run(model: QwenVL, tokens: torch.Tensor, past: int = 0, image: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits after `tokens` [B, T] at position `past`, on the caches of the last run."""
-    b, t = tokens.shape
-    before = model.kv[:]
-    step = model.prepare(UnitSpec("prefill" if t > 1 else "decode", "prefill", b, t, past + t))
-    for new, old in zip(model.kv, before, strict=False):
-        for n, o in zip(new, old, strict=True):
-            n[:, :, :past] = o[:, :, :past]
-    model.inputs["prompt" if t > 1 else "next_token"].copy_(tokens)
-    if "image" in model.inputs:
-        model.inputs["image"].copy_(image)
-    return step()[:, -1]
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("image", [False, True])
 @pytest.mark.parametrize("new", [1, 4])
@@ -48,9 +36,9 @@ def test_decode_and_chunks_continue_the_prompt(image: bool, new: int) -> None:
     t = 36 if image else 14
     pixels = torch.randn(2, TINY.image_tokens, TINY.hidden) if image else None
     tokens = torch.randint(TINY.vocab, (2, t), generator=torch.Generator().manual_seed(0))
-    whole = run(model, tokens, image=pixels)
-    run(model, tokens[:, :-new], image=pixels)
-    torch.testing.assert_close(run(model, tokens[:, -new:], t - new), whole, atol=1e-4, rtol=1e-4)
+    whole = run_tokens(model, tokens, image=pixels)
+    run_tokens(model, tokens[:, :-new], image=pixels)
+    torch.testing.assert_close(run_tokens(model, tokens[:, -new:], t - new), whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.quick
@@ -138,7 +126,7 @@ def test_whole_model_equals_the_reference_implementation() -> None:
     model.inputs["pixels"].copy_(pixels)
     image = step().clone()
     torch.testing.assert_close(image[0], tower, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(run(model, tokens, image=image), out.logits[:, -1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(run_tokens(model, tokens, image=image), out.logits[:, -1], atol=1e-4, rtol=1e-4)
 
 
 def copy_weights(model: QwenVL, source: dict[str, torch.Tensor]) -> None:

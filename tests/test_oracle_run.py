@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from hw.oracle import run
-from hw.oracle.report import read_journal, write_report
+from hw.oracle.report import fragile_kernels, read_journal, write_report
 
 #: A child that plays the part of the worker: kernels 0..3 of one input; what kernel 2 does on its first try is argv[1].
 CHILD = """
@@ -147,3 +147,16 @@ def test_findings_about_other_sets_do_not_count(tmp_path: Path) -> None:
         journal.write_text("".join(json.dumps(x) + "\n" for x in lines))
         assert write_report(tmp_path / "u", journal, tmp_path / "u.json") == (status == "ok")
         assert json.loads((tmp_path / "u.json").read_text())["kernels"][0]["status"] == status
+
+
+def test_a_kernel_that_died_on_other_values_is_fragile_in_all_units_of_its_model(tmp_path: Path) -> None:
+    """Its name, from any journal of the folder. Mutation tried: every finding counts, with or without a note."""
+    finding = {"kind": "kernel", "input": 0, "status": "ok", "reason": "", "writes": [], "reads": []}
+    kernels = [{"node": 3, "name": "gather"}, {"node": 4, "name": "add"}]
+    lines = [
+        {"kind": "unit", "inputs": 1, "kernels": kernels}, finding | {"node": 3, "note": "the process ended with -6"},
+        finding | {"node": 4}, finding | {"node": 9, "note": "of no kernel that was announced"},
+    ]  # fmt: skip
+    (tmp_path / "decode.journal").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    (tmp_path / "prefill.journal").write_text("")
+    assert fragile_kernels(tmp_path) == {"gather"}

@@ -68,6 +68,19 @@ def done_of(found: Found) -> set[tuple[int, int]]:
     return {(i, node) for node, by_input in found.items() for i in by_input}
 
 
+def fragile_kernels(folder: Path) -> frozenset[str]:
+    """Names of kernels of this model that a child died on while other values of its reads were tried."""
+    names = set()
+    for journal in folder.glob("*.journal"):
+        by_node: dict[int, str] = {}
+        for x in read_journal(journal):
+            if x["kind"] == "unit":
+                by_node = {k["node"]: k["name"] for k in x["kernels"]}
+            elif x["kind"] == "kernel" and x.get("note"):
+                names.add(by_node.get(x["node"], ""))
+    return frozenset(names - {""})
+
+
 def write_report(trace: Path, journal: Path, out: Path) -> bool:
     """Merge the findings of all inputs per kernel; False if something is missed, or kernels were not reached."""
     unit, found = last_state(journal)

@@ -27,7 +27,7 @@ from hw.capture.run import Graphed, capture_graph, log
 from hw.errors import HardwareError
 from hw.oracle.check import FLOATS, Finding, check_kernel
 from hw.oracle.memory import Memory, Region
-from hw.oracle.report import TIME_IS_UP, done_of, last_state, read_journal
+from hw.oracle.report import TIME_IS_UP, done_of, fragile_kernels, last_state
 from hw.oracle.sets import declared
 from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim import __version__
@@ -229,19 +229,6 @@ def check_unit(workload: Workload, path: Path, out: Path, blocks: Sequence[str],
         gc.collect()
         torch.cuda.empty_cache()
     return finished
-
-
-def fragile_kernels(folder: Path) -> frozenset[str]:
-    """Names of kernels of this model that a child died on while other values of its reads were tried."""
-    names = set()
-    for journal in folder.glob("*.journal"):
-        by_node: dict[int, str] = {}
-        for x in read_journal(journal):
-            if x["kind"] == "unit":
-                by_node = {k["node"]: k["name"] for k in x["kernels"]}
-            elif x["kind"] == "kernel" and x.get("note"):
-                names.add(by_node.get(x["node"], ""))
-    return frozenset(names - {""})
 
 
 def _check_inputs(checker: Checker, done: set[tuple[int, int]], line: Callable[..., None], deadline: float) -> bool:
