@@ -132,18 +132,18 @@ def operators() -> set[str]:
 
 
 MODELS = {"gpt-oss": tiny_gpt_oss, "mamba-2": tiny_mamba2}
-PLACES = [(name, tokens) for name in MODELS for tokens in (24, 1)]
+PLACES = [(name, batch, tokens) for name in MODELS for batch, tokens in ((2, 24), (2, 1), (1, 1))]
 CALLED: set[str] = set()
 
 
-@pytest.mark.parametrize(("name", "tokens"), PLACES)
-def test_ptx_and_schema_of_every_operator_agree(machine: Machine, name: str, tokens: int) -> None:
+@pytest.mark.parametrize(("name", "batch", "tokens"), PLACES)
+def test_ptx_and_schema_of_every_operator_agree(machine: Machine, name: str, batch: int, tokens: int) -> None:
     """A schema's R is R by PTX, its results are written, what it mutates is written too; no pointer is left over.
 
     Mutations tried: `_modes` pairs names with the parameter before; `mutates_args=()` of `ssm_scan`.
     """
     model = MODELS[name]()
-    unit = UnitSpec("prefill" if tokens > 1 else "decode", "prefill", 2, tokens, tokens if tokens > 1 else 9)
+    unit = UnitSpec("prefill" if tokens > 1 else "decode", "prefill", batch, tokens, tokens if tokens > 1 else 9)
     found = record(machine, model.named_tensors(), unit, model.prepare(unit))
     assert found.warnings == [] and found.calls
     for call in found.calls:
@@ -161,9 +161,9 @@ def test_ptx_and_schema_of_every_operator_agree(machine: Machine, name: str, tok
 
 def test_every_operator_has_been_called(machine: Machine) -> None:
     """What the test above did not reach is not known to be right."""
-    for name, tokens in PLACES if not CALLED else []:
+    for name, batch, tokens in PLACES if not CALLED else []:
         machine.nodes.clear()
-        test_ptx_and_schema_of_every_operator_agree(machine, name, tokens)
+        test_ptx_and_schema_of_every_operator_agree(machine, name, batch, tokens)
     assert operators() == CALLED
 
 

@@ -16,11 +16,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
+
+from hw.workloads import triton_moe  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[1]
 
 INTERPRETED = """
 import torch
-from hw.workloads import moe, sinks, triton_moe, triton_sinks
+from hw.workloads import linear, moe, sinks, triton_linear, triton_moe, triton_sinks
 torch.manual_seed(0)
 close = lambda a, b: torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-4)
 for t, c, window in ((20, 20, 0), (5, 37, 8), (33, 50, 16), (1, 37, 0), (1, 130, 0), (1, 3, 0)):
@@ -38,6 +41,9 @@ for t, c, h, kv in ((1, 9, 8, 2), (5, 12, 4, 4), (3, 7, 18, 3)):
     close(triton_sinks.rotate_and_append(qkv, angle.cos(), angle.sin(), position, *other, h), want)
     close(other[0], k)
     assert torch.equal(other[1], v)
+for n, k, tile in ((48, 64, None), (40, 320, None), (4, 100, None), (333, 192, triton_linear.Tile(4, 128, 4))):
+    x, w, bias = torch.randn(1, 1, k), torch.randn(n, k) / k**0.5, torch.randn(n)
+    close(triton_linear.one_row(x, w, bias, tile), linear.linear(x, w, bias))
 points = (5, 8, 2, 64, 128, 16), (40, 4, 4, 192, 64, 32), (300, 4, 4, 64, 192, 128), (130, 32, 3, 64, 64, 16)
 for t, e, k, d, f, block in points:
     logits, x = torch.randn(t, e), torch.randn(t, d)
@@ -51,6 +57,9 @@ for t, e, k, d, f, block in points:
         b1, b2 = torch.randn(e, 2 * f), torch.randn(e, d)
         h = moe.moe_up(x, *w1, b1, order, owner, k)
         close(triton_moe.grouped_gemm(x, *w1, b1, order, owner, None, k), h)
+        for fewest in (block // 2, block // 4):  # half-empty blocks, and those with a quarter
+            variant = triton_moe.Variant(64, 4, 1, fewest=fewest)
+            close(triton_moe.grouped_gemm(x, *w1, b1, order, owner, None, k, variant), h)
         y = moe.moe_down(h, *w2, b2, order, owner, gain)
         close(triton_moe.grouped_gemm(h, *w2, b2, order, owner, gain, 1), y)
 """
@@ -59,7 +68,7 @@ for t, e, k, d, f, block in points:
 def test_interpreted_kernels_equal_the_plain_bodies() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -87,7 +96,7 @@ def test_grouped_gemm_compiles(rows: int, gated: int, packed: int) -> None:
     v = CHOSEN[rows][0 if gated else 1]
     constants = {
         "PER_ROW": 4 if gated else 1, "GATED": bool(gated), "PACKED": bool(packed), "ASM": True, "LIMIT": 7.0,
-        "ALPHA": 1.702, "BM": rows, "BN": v.columns, "STEP": v.step,
+        "ALPHA": 1.702, "BM": rows, "BN": v.columns, "STEP": v.step, "FEWEST": v.fewest,
     }  # fmt: skip
     weight = "*i32" if packed else "*bf16"
     kinds = f"*bf16 {weight} {weight} *bf16 *i32 *i32 *fp32 *bf16 i32 i32 i32"
@@ -101,7 +110,7 @@ def test_grouped_gemm_compiles(rows: int, gated: int, packed: int) -> None:
 
 
 def test_attention_and_routing_compile() -> None:
-    from hw.workloads import triton_moe, triton_sinks
+    from hw.workloads import triton_sinks
 
     strides = " i32"
     for window in (0, 128):
@@ -126,6 +135,23 @@ def test_attention_and_routing_compile() -> None:
     compiled(triton_moe.moe_route_few, "*bf16 *fp32 *i32 *i32 *i32 i32 i32", {**few, **blocks}, 4, 3)
     blocks["BLOCK"] = 128
     compiled(triton_moe.moe_sort, "*i32 *i32 *i32 *i32 i32 i32 i32", {**sizes, **blocks}, 8, 3)
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64, 128, 129])
+def test_the_analysis_follows_every_address_of_the_routing(tokens: int) -> None:
+    """Scattered rows: a layout in which the compiler passes addresses through shared memory hides them."""
+    from tesserasim.deps.ptx.analysis import analyse
+
+    sizes, blocks = {"E": 32, "K": 4, "KP": 4}, {"BLOCK": 64 if tokens < 128 else 128, "LP": 64}
+    few = {**sizes, **blocks, "BT": tokens}
+    text = (
+        compiled(triton_moe.moe_route_few, "*bf16 *fp32 *i32 *i32 *i32 i32 i32", few, 4 if tokens < 64 else 8, 3)
+        if tokens <= triton_moe.ONE_PROGRAM
+        else compiled(triton_moe.moe_sort, "*i32 *i32 *i32 *i32 i32 i32 i32", {**few, "BT": 64}, 8, 3)
+    )["ptx"]
+    (effects,) = analyse(text).values()
+    modes = [effects.modes[f"{effects.entry}_param_{i}"] for i in range(5 if tokens <= 128 else 4)]
+    assert "*" not in effects.modes and modes == (["R", *"WWWW"] if tokens <= 128 else [*"RRWW"])
 
 
 @pytest.mark.quick

@@ -1,6 +1,6 @@
 """Variants of the GPU kernels of gpt-oss: their values against plain PyTorch, and their times.
 
-    python experiments/bench/moe_kernels.py [--limit-s 150] [--out FILE.json] [--only gemm,route,attention]
+    python experiments/bench/moe_kernels.py [--limit-s 150] [--out FILE.json] [--only gemm,route,linear,attention]
 
 The grouped GEMM runs at the model's size over several layers' weights in turn, so that weights come from memory.
 One line per measurement: what, tokens, microseconds, GB/s, TFLOP/s, and the share of the limit max(bytes / copy
@@ -19,26 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from hw.workloads import moe, sinks, triton_sinks
+from hw.workloads import moe, sinks, triton_linear, triton_sinks
+from hw.workloads.triton_linear import Tile
 from hw.workloads.triton_moe import Variant, grouped_gemm, moe_gemm, route
 
 COPY, MATRIX, SHORTEST = 4.3e12, 790e12, 2.5e-6  # measured on an H200: bytes/s, FLOP/s, s
 EXPERTS, TOP, WIDTH, LAYERS = 32, 4, 2880, 3
 STARTED = time.monotonic()
 V = Variant
-#: By rows of a block.
+#: By rows of a block; f: rows of the smallest path for blocks that are half empty.
 VARIANTS: dict[int, list[Variant]] = {
-    16: [V(64, 4, 4), V(64, 4, 6), V(64, 4, 4, 3), V(64, 4, 3, 5), V(64, 4, 3, 3), V(128, 4, 4), V(128, 4, 3, 3)],
-    32: [V(64, 4, 5), V(64, 4, 4, 3), V(64, 4, 3, 5), V(128, 4, 4), V(128, 4, 3, 3), V(128, 8, 3, 3)],
-    64: [V(64, 4, 4), V(64, 4, 3, 3), V(128, 4, 4), V(128, 4, 3, 3), V(128, 8, 4), V(256, 8, 3)],
-    128: [V(64, 4, 4), V(128, 4, 3), V(128, 4, 4), V(128, 8, 3), V(128, 8, 4), V(256, 8, 3), V(256, 8, 4)],
-    256: [V(64, 4, 3), V(128, 8, 3), V(128, 8, 4)],
-}
+    16: [V(64, 4, 4, 3), V(64, 4, 3, 3), V(64, 4, 5, 3)],
+    32: [V(64, 4, 3, 3, 16), V(128, 4, 3, 3, 16), V(128, 8, 3, 3), V(128, 8, 3, 3, 16)],
+    64: [V(128, 4, 4), V(128, 4, 4, 1, 32), V(128, 4, 4, 1, 16), V(128, 8, 4, 1, 16), V(64, 4, 4, 1, 16),
+         V(128, 4, 3, 3, 16)],
+    128: [V(128, 8, 3), V(128, 8, 3, 1, 64), V(128, 8, 3, 1, 32), V(128, 4, 3, 1, 32), V(64, 4, 4, 1, 32),
+          V(256, 8, 3, 1, 32)],
+    256: [V(128, 8, 3), V(128, 8, 3, 1, 64), V(128, 8, 4, 1, 64)],
+}  # fmt: skip
 #: Tokens of a step, and the blocks worth trying.
 POINTS = {
-    1: (16,), 8: (16,), 32: (16,), 128: (16, 32), 256: (32, 64), 512: (64, 128), 1024: (64, 128), 2048: (128, 256),
-    4096: (128, 256), 8192: (128, 256),
+    1: (16,), 128: (16, 32, 64), 256: (32, 64, 128), 512: (64, 128), 1024: (64, 128, 256), 2048: (128, 256),
+    8192: (128, 256),
 }  # fmt: skip
 
 
@@ -97,7 +101,7 @@ def warm(job: tuple[int, bool, Variant]) -> str | None:
         moe_gemm.warmup(
             bf16, i32, i32, bf16, i32, i32, bf16 if gated else f32, bf16, n, WIDTH, 1024, PER_ROW=TOP if gated else 1,
             GATED=gated, PACKED=True, ASM=True, LIMIT=moe.LIMIT, ALPHA=moe.ALPHA, BM=block, BN=v.columns, STEP=v.step,
-            num_warps=v.warps, num_stages=v.stages, maxnreg=v.registers, grid=(1,),
+            FEWEST=v.fewest, num_warps=v.warps, num_stages=v.stages, maxnreg=v.registers, grid=(1,),
         )  # fmt: skip
     except Exception as error:
         return f"{block} {gated} {v.name}: {type(error).__name__} {str(error)[:200]}"
@@ -218,7 +222,7 @@ def time_gemm(log: Log, layers: Any, tokens: int, block: int, v: Variant) -> Ite
 
 
 def routing(log: Log) -> None:
-    for tokens in (1, 32, 256, 1024, 8192):
+    for tokens in (1, 32, 128, 256, 512, 1024, 8192):
         block = moe.block_rows(tokens * TOP, EXPERTS)
         logits = (torch.rand(tokens, EXPERTS, device="cuda").argsort(-1) / 8).bfloat16()  # no two alike
         got, want = route(logits, TOP, block), moe.moe_route(logits.cpu(), TOP, block)
@@ -229,6 +233,30 @@ def routing(log: Log) -> None:
         )  # fmt: skip
         s = timed([partial(route, logits, TOP, block)] * 20)
         report(log, "route", s, logits.numel() * 2.0, 0.0, tokens=tokens, block=block, right=right)
+
+
+# Linear layers of one row
+
+TILES = [Tile(*t) for t in ((1, 4096, 4), (2, 4096, 4), (4, 4096, 8), (1, 1024, 4), (2, 1024, 4), (4, 1024, 4),
+                            (8, 512, 4), (4, 512, 4), (4, 512, 2), (2, 2048, 4), (1, 2048, 8))]  # fmt: skip
+
+
+def linear_layers(log: Log) -> None:
+    """Query, key and value; output; router: against the library, several layers' weights in turn."""
+    for n, k in ((5120, WIDTH), (WIDTH, 4096), (EXPERTS, WIDTH)):
+        w, bias, x = make(8, n, k) * k**-0.5, make(n), make(1, k)
+        want, nbytes = F.linear(x, w[0], bias), 2.0 * n * k
+        calls: list[Callable[[], Any]] = [partial(F.linear, x, w[i], bias) for i in range(8)] * 3
+        report(log, "linear", timed(calls), nbytes, 2.0 * n * k, n=n, k=k, variant="library")
+        for tile in TILES:
+            try:
+                wrong = error_of(triton_linear.one_row(x, w[0], bias, tile), want)
+                s = timed([partial(triton_linear.one_row, x, w[i], bias, tile) for i in range(8)] * 3)
+            except Exception as error:
+                log.add(what="linear", n=n, k=k, failed=f"{type(error).__name__} {str(error)[:160]}")
+                continue
+            name = f"{tile.columns}x{tile.depth}w{tile.warps}"
+            report(log, "linear", s, nbytes, 2.0 * n * k, n=n, k=k, variant=name, error=wrong)
 
 
 #: Rows (queries times heads) and keys of a tile, warps, stages, registers; and programs of a decode step at a time.
@@ -279,14 +307,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--limit-s", type=float, default=150.0, help="start no further measurement after this")
     parser.add_argument("--out", type=Path, help="JSON file of all results")
-    parser.add_argument("--only", default="gemm,route,attention", help="parts to run")
+    parser.add_argument("--only", default="gemm,route,linear,attention", help="parts to run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("needs a CUDA device")
     log = Log(arguments.out, arguments.limit_s)
     for part in arguments.only.split(","):
         try:
-            {"gemm": gemm, "route": routing, "attention": attention}[part](log)
+            {"gemm": gemm, "route": routing, "linear": linear_layers, "attention": attention}[part](log)
         except Exception as error:
             log.add(what=part, failed=f"{type(error).__name__} {str(error)[:300]}")
     print(f"{time.monotonic() - STARTED:.0f} s")

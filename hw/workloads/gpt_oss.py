@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from hw.workloads.base import NamedTensor, UnitSpec, Work, Workload, decode_grid, functions, prefill_grid, under
 from hw.workloads.language import cached_tensors, embed
+from hw.workloads.linear import linear
 from hw.workloads.moe import BIAS, block_rows, moe_down, moe_route, moe_up
 from hw.workloads.sinks import attention_sinks, rope_append
 
@@ -78,14 +79,14 @@ def block(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """One layer, x [B, T, hidden], over the last `window` keys (0: all). Also returns the experts chosen."""
     b, t, d = x.shape
-    qkv = F.linear(_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"])
+    qkv = linear(_norm(x, w["norm1"], cfg.eps), w["wqkv"], w["bqkv"])
     q = rope_append(qkv, cos, sin, position, k_cache, v_cache, cfg.heads).transpose(1, 2)
     # The step is at the end of its context: what the window hides from all its queries is not even named.
     first = max(0, k_cache.shape[2] - t - window + 1) if window else 0
     y = attention_sinks(q, k_cache[:, :, first:], v_cache[:, :, first:], w["sinks"], window if t > 1 else 0)
-    x = x + F.linear(y.flatten(2), w["wo"], w["bo"])
+    x = x + linear(y.flatten(2), w["wo"], w["bo"])
     h = _norm(x, w["norm2"], cfg.eps).view(b * t, d)
-    scores = F.linear(h, w["router"], w["router_bias"])
+    scores = linear(h, w["router"], w["router_bias"])
     gain, chosen, order, owner = moe_route(scores, cfg.top_k, block_rows(b * t * cfg.top_k, cfg.experts))
     up = moe_up(h, w["up"], w.get("up_scale"), w["up_bias"], order, owner, cfg.top_k)
     down = moe_down(up, w["down"], w.get("down_scale"), w["down_bias"], order, owner, gain)

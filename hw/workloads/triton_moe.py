@@ -35,76 +35,81 @@ class Variant:
     warps: int
     stages: int
     step: int = 1
+    fewest: int = 1024  # a half-empty block multiplies half of its rows, if those are not fewer
     registers: int | None = None  # at most, per thread
 
     @property
     def name(self) -> str:
-        return f"n{self.columns}w{self.warps}s{self.stages}x{self.step}" + f"r{self.registers}" * bool(self.registers)
+        more = f"f{self.fewest}" * (self.fewest < 1024) + f"r{self.registers}" * bool(self.registers)
+        return f"n{self.columns}w{self.warps}s{self.stages}x{self.step}{more}"
 
 
 #: By rows of a block; [first layer, second layer]: the fastest of `experiments/bench/moe_kernels.py` on an H200.
 CHOSEN: dict[int, tuple[Variant, Variant]] = {
-    16: (Variant(64, 4, 3, 3), Variant(64, 4, 3, 3)),
-    32: (Variant(128, 8, 3, 3), Variant(128, 4, 3, 3)),
-    64: (Variant(128, 4, 4), Variant(128, 4, 4)),
-    128: (Variant(128, 8, 3), Variant(64, 4, 4)),
-    256: (Variant(128, 8, 3), Variant(128, 8, 4)),
+    16: (Variant(64, 4, 3, 3), Variant(64, 4, 4, 3)),
+    32: (Variant(128, 8, 3, 3, 16), Variant(64, 4, 3, 3, 16)),
+    64: (Variant(128, 4, 4, 1, 16), Variant(128, 4, 4, 1, 16)),
+    128: (Variant(128, 8, 3, 1, 32), Variant(128, 4, 3, 1, 32)),
+    256: (Variant(128, 8, 4, 1, 64), Variant(128, 8, 4, 1, 64)),
 }
 
 
 @triton.jit
 def _choose(logits, gain, chosen, token, tokens, E: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr):
-    """The K largest of E logits of each token [BT], and their softmax, stored; the experts [BT, KP], -1 where none."""
+    """The K largest of E logits of each token [BT], and their softmax, stored; the slot of each expert [BT, E], -1
+    where a token has not chosen it."""
     expert, slot = tl.arange(0, E), tl.arange(0, KP)
     live = token < tokens
-    v = tl.load(logits + token[:, None] * E + expert[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+    # The minimum changes nothing, except that the compiler no longer sees neighbours: it would read several at once,
+    # and its layout of the choices would pass the addresses of `_place` between threads, where no analysis follows.
+    at = token[:, None] * E + tl.minimum(expert, E - 1)[None, :]
+    v = tl.load(logits + at, mask=live[:, None], other=0.0).to(tl.float32)
     top = tl.full((BT, KP), float("-inf"), tl.float32)
     index = tl.zeros((BT, KP), tl.int32)
+    mine = tl.full((BT, E), -1, tl.int32)
     for j in tl.static_range(K):
-        best, at = tl.max(v, axis=1), tl.argmax(v, axis=1).to(tl.int32)
+        best, which = tl.max(v, axis=1, return_indices=True)
         top = tl.where(slot[None, :] == j, best[:, None], top)
-        index = tl.where(slot[None, :] == j, at[:, None], index)
-        v = tl.where(expert[None, :] == at[:, None], float("-inf"), v)
+        index = tl.where(slot[None, :] == j, which.to(tl.int32)[:, None], index)
+        hit = expert[None, :] == which.to(tl.int32)[:, None]
+        mine = tl.where(hit & live[:, None], j, mine)
+        v = tl.where(hit, float("-inf"), v)
     p = tl.exp(top - tl.max(top, axis=1)[:, None])
     p = p / tl.sum(p, axis=1)[:, None]
     place = token[:, None] * K + slot[None, :]
     keep = live[:, None] & (slot[None, :] < K)
     tl.store(gain + place, p, mask=keep)
     tl.store(chosen + place, index, mask=keep)
-    return tl.where(keep, index, -1)
+    return mine
 
 
 @triton.jit
-def _count(index, E: tl.constexpr):
-    """Choices of each expert among `index` [C]: [E], and which is whose [C, E]."""
-    hit = (index[:, None] == tl.arange(0, E)[None, :]).to(tl.int32)
-    return tl.sum(hit, axis=0), hit
+def _place(order, mine, token, at, K: tl.constexpr):
+    """Write the choices of tokens [BT] where the rows of their experts continue: `at` [E], in order of tokens. A token
+    chooses an expert at most once, so that its rank is the count of tokens before it."""
+    hit = (mine >= 0).to(tl.int32)
+    place = at[None, :] + tl.cumsum(hit, axis=0) - 1
+    tl.store(order + place, token[:, None] * K + mine, mask=mine >= 0)
 
 
 @triton.jit
-def _place(order, hit, choice, at):
-    """Write `choice` [C] where its expert's rows continue: `at` [E], and one further for each before it."""
-    place = tl.sum(hit * (at[None, :] + tl.cumsum(hit, axis=0) - 1), axis=1)
-    tl.store(order + place, choice, mask=tl.sum(hit, axis=1) > 0)
+def _blocks(order, owner, total, choices, limit, E: tl.constexpr, BLOCK: tl.constexpr, LP: tl.constexpr):
+    """Fill the blocks of experts with `total` [E] rows with padding, name the owner of every block.
 
-
-@triton.jit
-def _blocks(order, owner, total, choices, limit, expert, E: tl.constexpr, BLOCK: tl.constexpr, LP: tl.constexpr):
-    """Fill the blocks of the experts `expert` [some of E] with padding, name the owner of every block."""
-    every = tl.arange(0, E)
+    Padding is written from the end of the last block: addresses that do not rise along a tile leave the compiler no
+    reason to pass them between threads, where no analysis follows them.
+    """
+    expert, row = tl.arange(0, E), tl.arange(0, BLOCK)
     blocks = (total + BLOCK - 1) // BLOCK
     first = tl.cumsum(blocks, axis=0) - blocks
-    row = tl.arange(0, BLOCK)
-    mine = every[None, :] == expert[:, None]
-    end = tl.sum(tl.where(mine, first * BLOCK + total, 0), axis=1)
-    stop = tl.sum(tl.where(mine, (first + blocks) * BLOCK, 0), axis=1)
-    at = end[:, None] + row[None, :]
-    tl.store(order + at, tl.zeros_like(at) + choices, mask=at < stop[:, None])
+    left = blocks * BLOCK - total
+    at = ((first + blocks) * BLOCK - 1)[None, :] - row[:, None]
+    tl.store(order + at, tl.zeros_like(at) + choices, mask=row[:, None] < left[None, :])
     used = tl.sum(blocks, axis=0)
     for start in range(0, limit, LP):
         i = start + tl.arange(0, LP)
         inside = (i[:, None] >= first[None, :]) & (i[:, None] < (first + blocks)[None, :])
-        who = tl.max(tl.where(inside, every[None, :], -1), axis=1)
+        who = tl.max(tl.where(inside, expert[None, :], -1), axis=1)
         tl.store(owner + i, tl.where(i < used, who, -1), mask=i < limit)
 
 
@@ -115,12 +120,11 @@ def moe_route_few(
 ):  # fmt: skip
     """All of the routing of at most BT tokens, in one program."""
     token = tl.arange(0, BT)
-    index = tl.reshape(_choose(logits, gain, chosen, token, tokens, E, K, KP, BT), (BT * KP,))
-    choice = tl.reshape(token[:, None] * K + tl.arange(0, KP)[None, :], (BT * KP,))
-    total, hit = _count(index, E)
+    mine = _choose(logits, gain, chosen, token, tokens, E, K, KP, BT)
+    total = tl.sum((mine >= 0).to(tl.int32), axis=0)
     blocks = (total + BLOCK - 1) // BLOCK
-    _place(order, hit, choice, (tl.cumsum(blocks, axis=0) - blocks) * BLOCK)
-    _blocks(order, owner, total, tokens * K, limit, tl.arange(0, E), E, BLOCK, LP)
+    _place(order, mine, token, (tl.cumsum(blocks, axis=0) - blocks) * BLOCK, K)
+    _blocks(order, owner, total, tokens * K, limit, E, BLOCK, LP)
 
 
 @triton.jit
@@ -129,9 +133,8 @@ def moe_topk(
 ):
     """Choices of BT tokens, and how many each expert got of them: counts [programs, E]."""
     token = tl.program_id(0) * BT + tl.arange(0, BT)
-    index = tl.reshape(_choose(logits, gain, chosen, token, tokens, E, K, KP, BT), (BT * KP,))
-    total, _ = _count(index, E)
-    tl.store(counts + tl.program_id(0) * E + tl.arange(0, E), total)
+    mine = _choose(logits, gain, chosen, token, tokens, E, K, KP, BT)
+    tl.store(counts + tl.program_id(0) * E + tl.arange(0, E), tl.sum((mine >= 0).to(tl.int32), axis=0))
 
 
 @triton.jit
@@ -148,15 +151,16 @@ def moe_sort(
         total += tl.sum(n, axis=0)
         before += tl.sum(tl.where((part < me)[:, None], n, 0), axis=0)
     if me < parts:
-        token, slot = me * BT + tl.arange(0, BT), tl.arange(0, KP)
-        choice = token[:, None] * K + slot[None, :]
-        index = tl.load(chosen + choice, mask=(token < tokens)[:, None] & (slot < K)[None, :], other=-1)
-        _, hit = _count(tl.reshape(index, (BT * KP,)), E)
+        token = me * BT + tl.arange(0, BT)
+        mine = tl.full((BT, E), -1, tl.int32)
+        for j in tl.static_range(K):
+            at = tl.load(chosen + token * K + j, mask=token < tokens, other=-1)
+            mine = tl.where(expert[None, :] == at[:, None], j, mine)
         blocks = (total + BLOCK - 1) // BLOCK
         first = tl.cumsum(blocks, axis=0) - blocks
-        _place(order, hit, tl.reshape(choice, (BT * KP,)), first * BLOCK + before)
+        _place(order, mine, token, first * BLOCK + before, K)
     else:
-        _blocks(order, owner, total, tokens * K, limit, expert, E, BLOCK, LP)
+        _blocks(order, owner, total, tokens * K, limit, E, BLOCK, LP)
 
 
 @triton.jit
@@ -217,21 +221,15 @@ def _unpack(q, w, R: tl.constexpr, ASM: tl.constexpr):
     return tl.reshape(tl.permute(y, (0, 3, 1, 4, 7, 6, 2, 5)), (R * 64, 64))
 
 
-@triton.jit(do_not_specialize=["choices"])
-def moe_gemm(
-    x, weight, scale, bias, order, owner, gain, out, n, k, choices, PER_ROW: tl.constexpr, GATED: tl.constexpr,
+@triton.jit
+def _rows(
+    x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW: tl.constexpr, GATED: tl.constexpr,
     PACKED: tl.constexpr, ASM: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Block `program_id(1)` of rows times BN rows of its expert's weights, then activation (GATED) or gain.
-
-    `n`: weight rows of an expert; the width of `out` is half of that if GATED.
-    """
-    expert = tl.load(owner + tl.program_id(1)).to(tl.int64)
-    if expert < 0:
-        return
+    """BM rows, from `order` on, times BN rows of the weights of `expert`; see `moe_gemm`."""
     kind = x.dtype.element_ty
-    row = tl.load(order + tl.program_id(1) * BM + tl.arange(0, BM))
+    row = tl.load(order + tl.arange(0, BM))
     live = row < choices
     depth = tl.arange(0, 64)
     a = x + (tl.where(live, row, 0) // PER_ROW).to(tl.int64)[:, None] * k + depth[None, :]
@@ -275,6 +273,42 @@ def moe_gemm(
     tl.store(to, tl.trans(y.to(kind)), mask=live[:, None] & (place < width)[None, :])
 
 
+@triton.jit(do_not_specialize=["choices"])
+def moe_gemm(
+    x, weight, scale, bias, order, owner, gain, out, n, k, choices, PER_ROW: tl.constexpr, GATED: tl.constexpr,
+    PACKED: tl.constexpr, ASM: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, STEP: tl.constexpr, FEWEST: tl.constexpr,
+):  # fmt: skip
+    """Block `program_id(1)` of rows times BN rows of its expert's weights, then activation (GATED) or gain.
+
+    `n`: weight rows of an expert; the width of `out` is half of that if GATED. Padding is at the end of a block: one
+    that is at most half full multiplies half of its rows, down to FEWEST.
+    """
+    expert = tl.load(owner + tl.program_id(1)).to(tl.int64)
+    if expert < 0:
+        return
+    order += tl.program_id(1) * BM
+    HALF: tl.constexpr = BM // 2
+    FOURTH: tl.constexpr = BM // 4
+    if HALF >= FEWEST:
+        if tl.load(order + HALF) < choices:
+            _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM, LIMIT,
+                  ALPHA, BM, BN, STEP)  # fmt: skip
+        elif FOURTH >= FEWEST:
+            if tl.load(order + FOURTH) < choices:
+                _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM,
+                      LIMIT, ALPHA, HALF, BN, STEP)  # fmt: skip
+            else:
+                _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM,
+                      LIMIT, ALPHA, FOURTH, BN, STEP)  # fmt: skip
+        else:
+            _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM, LIMIT,
+                  ALPHA, HALF, BN, STEP)  # fmt: skip
+    else:
+        _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM, LIMIT,
+              ALPHA, BM, BN, STEP)  # fmt: skip
+
+
 def route(logits: torch.Tensor, k: int, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     logits = logits.contiguous()
     tokens, experts = logits.shape
@@ -314,7 +348,6 @@ def grouped_gemm(
     moe_gemm[(triton.cdiv(n, v.columns), len(owner))](
         x, weight, weight if scale is None else scale, bias, order, owner, bias if gain is None else gain, out, n, k,
         choices, PER_ROW=per_row, GATED=gated, PACKED=scale is not None, ASM=x.is_cuda, LIMIT=LIMIT, ALPHA=ALPHA,
-        BM=rows, BN=v.columns, STEP=step, num_warps=v.warps, num_stages=v.stages,
-        maxnreg=v.registers,
+        BM=rows, BN=v.columns, STEP=step, FEWEST=v.fewest, num_warps=v.warps, num_stages=v.stages, maxnreg=v.registers,
     )  # fmt: skip
     return out
