@@ -8,7 +8,6 @@ Nothing heavy is imported here, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -17,11 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tesserasim import __version__
-from tesserasim.errors import InputError, TesserasimError
-from tesserasim.terminal import OutputError, Stopped, drop_output, prepared, put, takes_any_character
-
-DONE, SOME_FAILED, BAD_INPUT, BUG, INTERRUPTED, PIPE_CLOSED, STOPPED = 0, 1, 2, 3, 130, 141, 143
-DEBUG = "TESSERASIM_DEBUG"
+from tesserasim.errors import InputError
+from tesserasim.terminal import BAD_INPUT, DONE, SOME_FAILED, outcome, put, say, takes_any_character
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,29 +32,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code as in the module's docstring."""
-    with prepared():
-        try:
-            return _run(arguments)
-        except TesserasimError as error:
-            if isinstance(error, OutputError):
-                drop_output()
-            _complain(str(error))
-            return BAD_INPUT
-        except KeyboardInterrupt:
-            _complain("interrupted; what is finished is saved")
-            return INTERRUPTED
-        except Stopped:
-            _complain("stopped; what is finished is saved")
-            return STOPPED
-        except BrokenPipeError:
-            drop_output()
-            return PIPE_CLOSED
-        except OSError as error:
-            _complain(f"{error.filename or 'a file'}: {error.strerror or error}")
-            return BAD_INPUT
-        except Exception as error:
-            _complain(f"internal error: {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback)")
-            return BUG
+    return outcome("tesserasim", lambda: _run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -74,20 +48,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     if ended is not None:
         raise ended
     return code
-
-
-def _complain(text: str) -> None:
-    if os.environ.get(DEBUG):
-        import traceback
-
-        traceback.print_exc()
-    _say(text)
-
-
-def _say(text: str) -> None:
-    """One line on standard error; a terminal that is gone is no reason to stop."""
-    with contextlib.suppress(OSError):
-        print(f"tesserasim: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 def _print(document: Any, as_json: bool, text: str) -> None:
@@ -110,7 +70,7 @@ def _sweep(options: argparse.Namespace) -> int:
     text = format_rows(result.rows) + "\n\n" + "\n".join(result.verdicts)
     _print(api.sweep_document(result), options.json, text)
     for failure in result.failures:
-        print(f"tesserasim: failed: {failure['experiment']}: {failure['error']}", file=sys.stderr)
+        say("tesserasim", f"failed: {failure['experiment']}: {failure['error']}")
     print(
         f"tesserasim: {result.computed} experiments computed, {result.reused} kept from before, "
         f"{len(result.failures)} failed, in {result.wall_s:.1f} s; results in {result.out}",
@@ -140,7 +100,7 @@ def _simulate(options: argparse.Namespace) -> int:
         write()
     changed = [note for note in notes if note.startswith(CHANGED)]
     if changed:
-        _say(f"warning: {options.plan}: {'; '.join(changed)}")
+        say("tesserasim", f"warning: {options.plan}: {'; '.join(changed)}")
     return DONE
 
 
@@ -217,9 +177,16 @@ def _deps(options: argparse.Namespace) -> int:
     try:
         _print(document, options.json, in_words(document))
     finally:  # the files do not depend on who reads standard output
-        for path, text in ((options.dot, dot(document)), (options.out, json.dumps(document, indent=1) + "\n")):
-            if path is not None:
-                write_whole(path, text.encode("utf-8", "replace"))
+        texts = ((options.dot, dot(document)), (options.out, json.dumps(document, indent=1) + "\n"))
+        problems = []
+        for path, text in texts:
+            try:
+                if path is not None:
+                    write_whole(path, text.encode("utf-8", "replace"))
+            except InputError as error:  # one that cannot be written leaves the other alone
+                problems.append(str(error))
+        if problems:
+            raise InputError("; ".join(problems))
     return DONE
 
 

@@ -53,6 +53,14 @@ def check_regular(path: str | os.PathLike[str], what: str) -> int:
 
 def read_text(path: str | os.PathLike[str], what: str, limit: int = MAX_TEXT_BYTES) -> str:
     """The UTF-8 text of a regular file (a byte-order mark is dropped); InputError in one line for anything else."""
+    try:
+        return read_bytes(path, what, limit).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path_text(path)}: not UTF-8 text, so not a {what}") from None
+
+
+def read_bytes(path: str | os.PathLike[str], what: str, limit: int = MAX_TEXT_BYTES) -> bytes:
+    """The content of a regular file of at most `limit` bytes; InputError in one line for anything else."""
     check_regular(path, what)
     name = path_text(path)
     try:
@@ -62,10 +70,7 @@ def read_text(path: str | os.PathLike[str], what: str, limit: int = MAX_TEXT_BYT
         raise InputError(f"{name}: cannot be read ({error.strerror})") from None
     if len(raw) > limit:
         raise InputError(f"{name}: larger than {limit >> 20} MiB, so not a {what}")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{name}: not UTF-8 text, so not a {what}") from None
+    return raw
 
 
 def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:

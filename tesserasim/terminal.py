@@ -8,10 +8,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from tesserasim.errors import TesserasimError
+
+DONE, SOME_FAILED, BAD_INPUT, BUG, INTERRUPTED, PIPE_CLOSED, STOPPED = 0, 1, 2, 3, 130, 141, 143
+DEBUG = "TESSERASIM_DEBUG"
 
 
 class Stopped(BaseException):
@@ -64,6 +67,47 @@ def put(text: str = "", end: str = "\n") -> None:
         raise
     except OSError as error:
         raise OutputError(f"standard output: cannot be written ({error.strerror})") from None
+
+
+def outcome(program: str, run: Callable[[], int]) -> int:
+    """What `run` returns; for what escapes it one line on standard error and the exit code that goes with it."""
+    with prepared():
+        try:
+            return run()
+        except TesserasimError as error:
+            if isinstance(error, OutputError):
+                drop_output()
+            return _complain(program, str(error), BAD_INPUT)
+        except KeyboardInterrupt:
+            return _complain(program, "interrupted; what is finished is saved", INTERRUPTED)
+        except Stopped:
+            return _complain(program, "stopped; what is finished is saved", STOPPED)
+        except BrokenPipeError:
+            drop_output()
+            return PIPE_CLOSED
+        except OSError as error:
+            return _complain(program, f"{error.filename or 'a file'}: {error.strerror or error}", BAD_INPUT)
+        except MemoryError:
+            return _complain(program, "not enough memory for this input; give a smaller one", BAD_INPUT)
+        except Exception as error:
+            text = f"internal error: {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback)"
+            return _complain(program, text, BUG)
+
+
+def _complain(program: str, text: str, code: int) -> int:
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exc()
+    say(program, text)
+    return code
+
+
+def say(program: str, text: str) -> None:
+    """One line on standard error, without what would steer a terminal; one that is gone is no reason to stop."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    with contextlib.suppress(OSError):
+        print(f"{program}: {line}", file=sys.stderr, flush=True)
 
 
 def drop_output() -> None:

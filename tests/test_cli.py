@@ -130,6 +130,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str, capsys: pytest.Capture
     ("error", "code", "word"),
     [
         (InputError("what, where\nand what to do"), 2, "what, where and what to do"),
+        (MemoryError(), 2, "not enough memory"),
         (ZeroDivisionError("a\nb"), 3, "internal error: ZeroDivisionError: a b (set TESSERASIM_DEBUG=1"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
@@ -199,7 +200,7 @@ def test_a_terminal_without_unicode(tmp_path: Path) -> None:
 def test_closed_streams_are_quiet(command: str, streams: str) -> None:
     """Mutation: `_open_streams` is not called: AttributeError of None.
 
-    Mutation: `_say` lets OSError through: a traceback where standard error is full.
+    Mutation: `say` lets OSError through: a traceback where standard error is full.
     """
     ended = shell(f"tesserasim {command} {streams}")
     assert ended.returncode == (2 if "jsn" in command or "none" in command else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 from test_cli import PROFILE
 from workload_cases import handmade, unit_traces
 
-from tesserasim import api
+from tesserasim import api, writing
 from tesserasim.cli import main
+from tesserasim.deps import graph
 from tesserasim.deps.graph import unit_flow
 from tesserasim.deps.summary import dependencies, site_edges
 from tesserasim.deps.words import dot, in_words, shown, size
+from tesserasim.errors import InputError
 from tesserasim.trace.model import Access, Buffer, Trace
 from tesserasim.trace.parquet import write_trace
 
@@ -216,3 +219,60 @@ def test_hostile_names_stay_inside_their_labels(names: list[str]) -> None:
 )  # fmt: skip
 def test_sizes(nbytes: int, text: str) -> None:
     assert size(nbytes) == text
+
+
+# -- what cannot be read, what cannot be written ------------------------------------------------------------------
+
+
+def test_ptx_is_read_from_regular_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation: the file is opened unchecked: the pipe is waited for without end."""
+    (tmp_path / "dir.ptx").mkdir()
+    os.mkfifo(tmp_path / "pipe.ptx")
+    (tmp_path / "loop.ptx").symlink_to("loop.ptx")
+    (tmp_path / "huge.ptx").touch()
+    os.truncate(tmp_path / "huge.ptx", 1 << 40)
+    (tmp_path / "zero.ptx").symlink_to("/dev/zero")
+    for name, words in (
+        ("dir", "a directory, not a PTX file"), ("pipe", "a pipe, not a PTX file"), ("loop", "not the path of a PTX"),
+        ("huge", "larger than 64 MiB"), ("zero", "a device, not a PTX file"), ("none", "no such PTX file"),
+    ):  # fmt: skip
+        assert main(["deps", str(tmp_path / f"{name}.ptx")]) == 2
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation: `say` prints characters as they are."""
+    for name in ("\x1b[2Ja.ptx", "\x1b]0;b\x07.parquet", "\x9bc", "\u202ed.ptx"):
+        assert main(["deps", str(tmp_path / name)]) == 2
+        assert capsys.readouterr().err.rstrip("\n").isprintable()
+
+
+def test_one_file_that_cannot_be_written_leaves_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mutation: the first failure ends the writing."""
+    trace, out = tmp_path / "t.parquet", tmp_path / "out.json"
+    write_trace(small(), trace)
+    real = writing.write_whole
+
+    def full(path: Path, content: bytes) -> None:
+        if path.suffix == ".dot":
+            raise InputError(f"{path}: cannot be written (No space left on device)")
+        real(path, content)
+
+    monkeypatch.setattr(writing, "write_whole", full)
+    assert main(["deps", str(trace), "--dot", str(tmp_path / "a.dot"), "--out", str(out)]) == 2
+    streams = capsys.readouterr()
+    assert "a.dot: cannot be written" in streams.err and "largest values" in streams.out
+    assert json.loads(out.read_text())["kernels"] == 5
+
+
+def test_more_pairs_than_fit_are_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that every kernel appends to and reads as a whole: pairs grow with the square of the kernels."""
+    monkeypatch.setattr(graph, "MAX_LINKS", 4000)
+    kv = [Buffer(0, "kv", 8000, "state")]
+    rows = [("s", [access(0, "R", 8000), access(0, "W", 8)]) for _ in range(100)]
+    assert sum(e.nbytes for e in unit_flow(handmade(rows[:89], kv)).edges) == 8 * 88 * 89 // 2
+    with pytest.raises(InputError, match="kernel 89 of 100: more than 4000 pairs"):
+        unit_flow(handmade(rows, kv))

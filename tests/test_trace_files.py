@@ -228,3 +228,17 @@ class TestFiles:
             check_columns(table, SCHEMA, "t")
             best.append(time.perf_counter() - start)
         assert min(best) < 0.02
+
+
+@pytest.mark.parametrize("name", ["name", "site", "kind", "weight_dtype", "accesses"])
+def test_a_text_that_is_not_utf8(good: Any, tmp_path: Path, name: str) -> None:
+    """Parquet says that a column holds UTF-8 and lets anything through. Mutation tried: no `table.validate`."""
+    column = good[1].column(name).combine_chunks()
+    bad = pa.array([b"\xff\xfe"] * len(column), pa.binary()).view(pa.string())
+    if name == "accesses":
+        flat = column.flatten()
+        modes = pa.array([b"\xff"] * len(flat), pa.binary()).view(pa.string())
+        parts = [modes if f.name == "mode" else flat.field(f.name) for f in flat.type]
+        bad = pa.ListArray.from_arrays(column.offsets, pa.StructArray.from_arrays(parts, fields=list(flat.type)))
+    table = good[1].set_column(good[1].schema.get_field_index(name), name, bad)
+    refused(tmp_path / "t.parquet", table, good[2], "not a readable Parquet file", "UTF8")

@@ -30,11 +30,13 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tesserasim.errors import InputError
 from tesserasim.trace.model import Access, Buffer, Kernel, Trace
 
 CARRIED = ("state", "input", "output")
 UNKNOWN_REASON = "unknown accesses: kept with its neighbours"
 WAR, WAW = "WAR", "WAW"
+MAX_LINKS = 20_000_000  # (write, reader) pairs of one unit; captured ones have at most thousands
 _END = 1 << 63  # beyond every storage
 
 
@@ -128,11 +130,13 @@ class _RangeMap:
         last = bisect_left(self.pieces, end, key=lambda p: p.start)
         return first, last
 
-    def read(self, start: int, end: int, kernel: int) -> None:
+    def read(self, start: int, end: int, kernel: int) -> int:
+        """Note the reader; how many pieces it reads."""
         first, last = self._span(start, end)
         for p in self.pieces[first:last]:
             if p.writer != kernel and (not p.readers or p.readers[-1] != kernel):
                 p.readers.append(kernel)
+        return last - first
 
     def write(self, start: int, end: int, kernel: int) -> None:
         if end <= start:
@@ -155,12 +159,14 @@ class _Log:
         self.replaced = False
         self.external: list[int] = []
 
-    def read(self, kernel: int) -> None:
+    def read(self, kernel: int) -> int:
+        """Note the reader; how many writes it reads."""
         if not self.replaced and (not self.external or self.external[-1] != kernel):
             self.external.append(kernel)
         for p in self.live:
             if p.writer != kernel and (not p.readers or p.readers[-1] != kernel):
                 p.readers.append(kernel)
+        return len(self.live)
 
     def write(self, nbytes: int, kernel: int, whole: bool) -> None:
         if whole:
@@ -175,6 +181,7 @@ class _Builder:
         self.trace = trace
         self.maps: dict[int, _RangeMap] = {}
         self.logs: dict[int, _Log] = {}
+        self.links = 0  # (write, reader) pairs
 
     def build(self) -> UnitFlow:
         for k in self.trace.kernels:
@@ -193,9 +200,15 @@ class _Builder:
 
     def _read(self, a: Access, b: Buffer, k: Kernel) -> None:
         if b.role in CARRIED:
-            self.logs.setdefault(b.id, _Log()).read(k.id)
+            self.links += self.logs.setdefault(b.id, _Log()).read(k.id)
         elif b.role != "weight" and b.id in self.maps:
-            self.maps[b.id].read(*_extent(a, b), k.id)
+            self.links += self.maps[b.id].read(*_extent(a, b), k.id)
+        if self.links > MAX_LINKS:
+            where = self.trace.meta.source or f"{self.trace.meta.model} {self.trace.unit}"
+            raise InputError(
+                f"{where}: kernel {k.id} of {len(self.trace.kernels)}: more than {MAX_LINKS} pairs of a write and its "
+                "reader; give a trace of one unit of work"
+            )
 
     def _write(self, a: Access, b: Buffer, k: Kernel) -> None:
         start, end = _extent(a, b)

@@ -117,7 +117,9 @@ def _read_file(path: str | os.PathLike[str], where: str) -> tuple[pa.Table, byte
                 raise InputError(f"{where}: Parquet without tesserasim metadata; {made}")
             if file.metadata.num_rows > MAX_ROWS:
                 raise InputError(f"{where}: {file.metadata.num_rows} rows; a trace has at most {MAX_ROWS}")
-            return file.read(), text
+            table = file.read()
+            table.validate(full=True)  # Parquet lets through texts that are no UTF-8
+            return table, text
     except (pa.ArrowException, OSError, ValueError) as error:
         first = (str(error).splitlines() or ["cannot be read"])[0]
         raise InputError(f"{where}: not a readable Parquet file ({first[:200]})") from None

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from tesserasim.deps.ptx.graph import Access, Graph
 from tesserasim.deps.ptx.model import Function, Module, Variable
 from tesserasim.deps.ptx.origins import FOREIGN, FUNCTION, LOCAL, MODES, NAMES, SHARED, Origin, Origins
 from tesserasim.deps.ptx.parse import parse
-from tesserasim.errors import InputError
+from tesserasim.files import path_text, read_bytes
 
 EVERYTHING = "*"
 
@@ -34,11 +33,7 @@ class KernelEffects:
 
 def analyse_file(path: str | os.PathLike[str]) -> dict[str, KernelEffects]:
     """Analyse a PTX file; raises InputError (`file:line: what`) if it is malformed or cannot be read."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{os.fspath(path)}: {error.strerror or error}") from None
-    return analyse(data.decode("utf-8", errors="replace"), os.fspath(path))
+    return analyse(read_bytes(path, "PTX file").decode("utf-8", errors="replace"), path_text(path))
 
 
 def analyse(text: str, name: str = "<ptx>") -> dict[str, KernelEffects]:
