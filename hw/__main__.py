@@ -5,13 +5,35 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from tesserasim.errors import TesserasimError
+from tesserasim.terminal import BAD_INPUT, outcome
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line per error; options in full only."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
+def _seconds(text: str) -> float:
+    """A time limit."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:  # nor NaN
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds")
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m hw", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = _Parser(prog="python -m hw", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     c = commands.add_parser("capture", help="capture the units of a model as traces")
     c.add_argument(
         "--model", action="append", required=True,
@@ -21,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     c.add_argument("--out", default="traces", help="folder for <model>/<unit>.parquet (default: traces)")
     c.add_argument("--units", default="", help="comma-separated unit names; default: the model's whole grid")
     c.add_argument("--left-out", default="", help="extra decode points as batchxcontext, e.g. 16x1536, kept apart")
-    c.add_argument("--limit-s", type=float, default=float("inf"), help="start no further unit after this long")
+    c.add_argument("--limit-s", type=_seconds, default=float("inf"), help="start no further unit after this long")
     o = commands.add_parser("oracle", help="check the read and write sets of captured units, kernel by kernel")
     o.add_argument("trace", nargs="+", help="captured traces; the folder of each names its model")
     o.add_argument("--out", default="oracle", help="folder for <model>/<unit>.json (default: oracle)")
@@ -30,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         help="module to check, e.g. layers.1; 'all' for the whole step; may be repeated "
         "(default: the first, two in the middle and the last)",
     )  # fmt: skip
-    o.add_argument("--limit-s", type=float, default=float("inf"), help="check no further kernel after this long")
+    o.add_argument("--limit-s", type=_seconds, default=float("inf"), help="check no further kernel after this long")
     m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
     m.add_argument("folder", nargs="?", default="traces")
     return parser
@@ -38,13 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    try:
-        return _run(args)
-    except TesserasimError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return outcome("hw", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,14 +15,30 @@ import pytest
 
 pytest.importorskip("torch")
 
+from hw.errors import HardwareError
 from hw.oracle import run
-from hw.oracle.report import done_of, last_state, read_journal, write_report
+from hw.oracle.report import append_line, done_of, last_state, read_journal, write_report
+from tesserasim.errors import InputError
 
 UNIT = {"kind": "unit", "model": "m", "inputs": 2, "kernels": [{"node": n, "accesses": []} for n in (3, 4)]}
 GARBAGE = [
     "", "null", "7", '"kernel"', "[]", "{}", '{"kind": 5}', '{"kind": ["kernel"]}', '{"kind": "kernel"}', "\x00\x01",
     '{"kind": "kernel", "node": 3, "input": 0}', '{"kind": "phase"}', '{"kind": "unit", "inputs": 2}', "]" * 50,
     '{"kind": "verdict", "node": 3, "input": 0, "status": "missed_read"}', '{"kind": "kernel", "node": 3, "inp',
+    "[" * 100_000, '{"kind": "unit", "inputs": 2, "kernels": 5}', '{"kind": "unit", "inputs": 2, "kernels": [{}]}',
+    '{"kind": "unit", "inputs": "2", "kernels": []}', '{"kind": "phase", "input": 0, "node": 3, "phase": 7}',
+    '{"kind": "unit", "inputs": 2, "kernels": [{"node": 3}, {"node": 3}]}', '{"kind": "refused", "reason": 7}',
+    *(
+        json.dumps({"kind": kind, "input": 0, "node": 3, "status": "missed_read", "reason": "", "writes": [],
+                    "reads": [], **change})
+        for kind in ("kernel", "judged")
+        for change in (
+            {"node": [3]}, {"node": True}, {"input": -1}, {"input": 1e300}, {"status": "fine"}, {"status": ["ok"]},
+            {"reason": None}, {"writes": [7]}, {"writes": [{"bytes": "8"}]}, {"writes": {}}, {"reads": [{"access": 0}]},
+            {"reads": [{"access": [], "seen": "observed"}]}, {"seconds": float("nan")}, {"seconds": "1"}, {"note": 5},
+            {"outside": 3}, {"wrong": [[0, 4]]}, {"node": 1 << 70},
+        )
+    ),
 ]  # fmt: skip
 
 
@@ -46,11 +64,12 @@ def reported(tmp_path: Path, *lines: dict[str, Any] | str) -> tuple[bool, list[d
     return good, json.loads(out.read_text())["kernels"]
 
 
-def explained(tmp_path: Path, *lines: dict[str, Any] | str, since: float = 0.0) -> dict[str, Any] | None:
+def explained(tmp_path: Path, *lines: dict[str, Any] | str, grown: bool = True) -> dict[str, Any] | None:
     """The finding that closes the kernel which these lines leave open."""
     journal = write(tmp_path / "u.journal", *lines)
     before = len(list(read_journal(journal)))
-    closed = run._explain(tmp_path, [tmp_path / "u.parquet"], "the process ended with 4", since)
+    sizes = {} if grown else {journal: journal.stat().st_size}
+    closed = run._explain(tmp_path, [tmp_path / "u.parquet"], "the process ended with 4", sizes)
     added = list(read_journal(journal))[before:]
     assert len(added) == closed
     return added[0] if added else None
@@ -87,7 +106,7 @@ def test_no_kernel_is_blamed_for_what_happens_outside_it(tmp_path: Path) -> None
     note = {"kind": "note", "text": "capturing"}
     assert explained(tmp_path, UNIT, phase("A"), note) is None  # another child, which died while it captured
     assert explained(tmp_path, UNIT, phase("A"), UNIT) is None
-    assert explained(tmp_path, UNIT, phase("A"), since=time.time() + 9) is None  # it died before it wrote anything
+    assert explained(tmp_path, UNIT, phase("A"), grown=False) is None  # it died before it wrote anything
 
 
 def test_a_finding_behind_a_line_cut_short_is_read(tmp_path: Path) -> None:
@@ -156,7 +175,7 @@ def test_of_two_findings_the_later_counts(tmp_path: Path) -> None:
     assert good and kernels[0]["status"] == "ok"
 
 
-#: A child that notes how it was called, opens a kernel and sleeps, or finds both kernels at once (argv[1]).
+#: A child that notes how it was called, opens a kernel and sleeps or ends, or finds both kernels at once (argv[1]).
 CHILD = """
 import json, os, sys, time
 how, model, out, deadline, blocks, *traces = sys.argv[1:]
@@ -164,12 +183,17 @@ with open(os.path.join(out, "calls"), "a") as f:
     f.write(json.dumps([how, model, blocks, traces]) + chr(10))
 if how.startswith("exit "):
     os._exit(int(how[5:]))
+slow, end = how in ("sleep", "slow"), how.split()[0] in ("end", "report")
 unit, found, phase = UNIT
 with open(os.path.join(out, model, "u.journal"), "a") as f:
-    for x in [unit, phase] if how == "sleep" else [unit, *found]:
+    for x in [unit, phase] if how == "sleep" or end else [unit, *found, phase] if slow else [unit, *found]:
         f.write(json.dumps(x) + chr(10))
-if how == "sleep":
-    time.sleep(600)
+if slow:
+    time.sleep(600 if how == "sleep" else 3)
+if how.startswith("end "):
+    os.kill(os.getpid(), int(how[4:]))
+if how.startswith("report "):
+    os._exit(int(how[7:]))
 """
 
 
@@ -178,7 +202,7 @@ def watch(tmp_path: Path, how: str, limit_s: float = 100.0) -> tuple[bool, int]:
     found = [finding(node=n, number=i) for n in (3, 4) for i in (0, 1)]
     script = tmp_path / "child.py"
     script.write_text(CHILD.replace("UNIT", repr((UNIT, found, phase("A"))), 1))
-    job = run.Job("m", (tmp_path / "u.parquet",), tmp_path, ("head", "layers.1"), time.time() + limit_s)
+    job = run.Job("m", (tmp_path / "u.parquet",), tmp_path, ("head", "layers.1"), time.monotonic() + limit_s)
     finished = run._watch(job, (sys.executable, str(script), how))
     calls = tmp_path / "calls"
     return finished, len(calls.read_text().splitlines()) if calls.exists() else 0
@@ -203,7 +227,6 @@ def test_a_child_that_dies_early_is_not_started_again(tmp_path: Path, capfd: pyt
     (tmp_path / "m").mkdir()
     # An earlier call was ended while it ran a kernel: this child never came to it.
     journal = write(tmp_path / "m" / "u.journal", UNIT, phase("A"))
-    os.utime(journal, (time.time() - 60,) * 2)
     assert watch(tmp_path, "exit 4") == (False, 1)
     assert "outside any kernel" in capfd.readouterr().err
     assert [x["kind"] for x in read_journal(journal)] == ["unit", "phase"]
@@ -225,3 +248,137 @@ def test_hangs_do_not_go_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyP
     closed = [x for x in read_journal(tmp_path / "m" / "u.journal") if x["kind"] == "kernel"]
     assert [x["status"] for x in closed] == ["missed_read"] * 2
     assert closed[0]["reason"].startswith("hang on poisoned memory")
+
+
+def test_findings_of_other_blocks_and_inputs(tmp_path: Path) -> None:
+    """Going on with other blocks and back again loses nothing. Mutation: findings are cleared at every unit line.
+
+    Mutation: a finding of an input that there is not counts as one: a kernel counts as reached.
+    """
+    other = {**UNIT, "kernels": [{"node": 9, "accesses": []}]}
+    found = [finding(node=n, number=i) for n in (3, 4) for i in (0, 1)]
+    journal = write(tmp_path / "u.journal", UNIT, *found, other, finding(node=9))
+    assert done_of(last_state(journal)[1]) == {(0, 9)}
+    append_line(journal, UNIT)
+    assert done_of(last_state(journal)[1]) == {(i, n) for n in (3, 4) for i in (0, 1)}
+    good, kernels = reported(tmp_path, UNIT, *found[1:], finding(node=3, number=2))
+    assert not good and [k["status"] for k in kernels] == ["not reached", "ok"]
+
+
+def test_a_line_behind_one_cut_short(tmp_path: Path) -> None:
+    """Mutation: the line is appended as it is: both are lost."""
+    journal = write(tmp_path / "u.journal", UNIT, '{"kind": "phase", "inp')
+    append_line(journal, {"kind": "note"})
+    append_line(journal, {"kind": "note"})
+    assert [x["kind"] for x in read_journal(journal)] == ["unit", "note", "note"]
+    assert journal.read_bytes().count(b"\n") == 4
+    append_line(tmp_path / "new.journal", {"kind": "note"})
+    assert (tmp_path / "new.journal").read_text() == '{"kind": "note"}\n'
+
+
+def test_what_lies_in_place_of_a_journal(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InputError, match="not a journal"):
+            list(read_journal(place))
+
+
+def test_a_report_that_cannot_be_written_leaves_the_others(tmp_path: Path) -> None:
+    """Mutation: the first error ends the writing."""
+    for name in "abc":
+        write(tmp_path / f"{name}.journal", UNIT, *(finding(node=n, number=i) for n in (3, 4) for i in (0, 1)))
+    (tmp_path / "a.json").mkdir()
+    problems: list[str] = []
+    assert run._write_reports(tmp_path, [Path(f"{name}.parquet") for name in "abc"], problems)
+    assert problems == [f"{tmp_path / 'a.json'}: is a directory; name a file to write"]
+    assert (tmp_path / "b.json").is_file() and (tmp_path / "c.json").is_file()
+
+
+@pytest.mark.parametrize("how", ["end 9", "end 15", "end 2", "report 1", "report 2", "report 130"])
+def test_an_end_from_outside_blames_no_kernel(tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Mutation: only code 1 is told apart: a worker ended for its memory is a missed read."""
+    assert watch(tmp_path, how) == (False, 1)
+    err = capfd.readouterr().err
+    assert ("the same command goes on" if how.startswith("end") else "outside any kernel") in err
+    assert [x["kind"] for x in read_journal(tmp_path / "m" / "u.journal")] == ["unit", "phase"]
+    assert watch(tmp_path, "find")[0]
+
+
+def test_a_clock_that_jumps_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: silence is measured from the last sign to now: a good kernel is ended and blamed."""
+
+    class Jumping:
+        """An hour passes at every tenth look."""
+
+        looks = 0
+        sleep = staticmethod(time.sleep)
+
+        def monotonic(self) -> float:
+            self.looks += 1
+            return time.monotonic() + self.looks // 10 * 3600
+
+        time = monotonic
+
+    monkeypatch.setattr(run, "time", Jumping())
+    assert watch(tmp_path, "slow", limit_s=1e9) == (True, 1)
+
+
+def test_a_folder_is_one_oracles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while only a child of a killed parent is left. Mutation: the lock is not handed to the child."""
+    (tmp_path / "m").mkdir()
+    with run._locked(tmp_path / "m"), pytest.raises(HardwareError, match="another oracle runs here"):
+        watch(tmp_path, "find")
+    held = tmp_path / "held"
+
+    def end(child: Any, job: Any) -> str:
+        """The parent dies: its descriptor is closed, the child lives."""
+        while not (tmp_path / "m" / "u.journal").exists():
+            time.sleep(0.02)
+        held.write_text(str(child.pid))
+        child.returncode = 3
+        return ""
+
+    monkeypatch.setattr(run, "_wait", end)
+    watch(tmp_path, "sleep")
+    try:
+        with pytest.raises(HardwareError, match="another oracle"):
+            watch(tmp_path, "find")
+    finally:
+        os.kill(int(held.read_text()), signal.SIGKILL)
+        os.waitpid(int(held.read_text()), 0)
+
+
+TRACES = Path(__file__).resolve().parents[1] / "traces" / "llama-3-8b"
+
+
+def test_traces_that_would_share_a_report(tmp_path: Path) -> None:
+    """Mutation: traces are told apart by their paths alone: one report, written twice."""
+    paths = [tmp_path / part / "llama-3-8b" / "u.parquet" for part in "ab"]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        shutil.copy(min(TRACES.glob("decode*.parquet")), path)
+    assert run._by_model([paths[0], paths[0], tmp_path / "b/../a/llama-3-8b/u.parquet"], tmp_path) == {
+        "llama-3-8b": [paths[0]]
+    }
+    with pytest.raises(HardwareError, match="would share the report"):
+        run._by_model(paths, tmp_path / "out")
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    with pytest.raises(InputError, match="is not a directory"):
+        run._by_model(paths[:1], blocked)
+    (tmp_path / "out" / "llama-3-8b" / "u.json").mkdir(parents=True)
+    with pytest.raises(InputError, match="is a directory"):
+        run._by_model(paths[:1], tmp_path / "out")
+
+
+def test_a_journal_of_another_trace_or_other_blocks_is_not_complete(tmp_path: Path) -> None:
+    """Mutation: a complete journal is complete for whatever is asked: the new trace is never looked at."""
+    worker = pytest.importorskip("hw.oracle.worker")
+    about = {"asked": ["head"], "trace_sha256": "one"}
+    found = [finding(node=n, number=i) for n in (3, 4) for i in (0, 1)]
+    journal = write(tmp_path / "u.journal", {**UNIT, **about}, *found)
+    assert worker._is_done(journal, about)
+    assert not worker._is_done(journal, {**about, "trace_sha256": "two"})
+    assert not worker._is_done(journal, {**about, "asked": []})
+    assert not worker._is_done(write(journal, UNIT, *found), about)
+    assert not worker._is_done(write(journal, {**UNIT, **about}, *found[1:]), about)

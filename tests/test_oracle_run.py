@@ -53,7 +53,7 @@ for n in range(4):
 def watch(tmp_path: Path, how: str, limit_s: float = 100.0) -> tuple[bool, dict[str, Any]]:
     child = tmp_path / "child.py"
     child.write_text(CHILD)
-    job = run.Job("m", (tmp_path / "unit.parquet",), tmp_path, (), time.time() + limit_s)
+    job = run.Job("m", (tmp_path / "unit.parquet",), tmp_path, (), time.monotonic() + limit_s)
     finished = run._watch(job, (sys.executable, str(child), how))
     report = tmp_path / "unit.json"
     good = write_report(tmp_path / "unit.parquet", tmp_path / "m" / "unit.journal", report)

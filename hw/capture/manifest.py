@@ -6,12 +6,22 @@ import hashlib
 import json
 from pathlib import Path
 
+from hw.errors import HardwareError
 from tesserasim import __version__
+from tesserasim.files import path_text
 from tesserasim.trace.parquet import read_trace
+from tesserasim.writing import check_output, write_whole
 
 
 def write_manifest(root: Path) -> None:
-    """MANIFEST.json: what, where, when, how and sha256 of every trace under `root`."""
+    """MANIFEST.json: what, where, when, how and sha256 of every trace under `root`.
+
+    HardwareError or InputError, and the manifest as it was, if there is no trace or one cannot be read.
+    """
+    if not root.is_dir():
+        raise HardwareError(f"{path_text(root)}: no such folder; name the folder of the traces")
+    target = root / "MANIFEST.json"
+    check_output(target)
     rows = []
     for path in sorted(root.rglob("*.parquet")):
         m = read_trace(path).meta
@@ -23,6 +33,8 @@ def write_manifest(root: Path) -> None:
                 "tool_version": m.tool_version,
             }
         )  # fmt: skip
+    if not rows:
+        raise HardwareError(f"{path_text(root)}: holds no traces (*.parquet); name the folder of the traces")
     how = f"python -m hw capture (tesserasim {__version__}); random weights, published sizes"
     text = json.dumps({"how": how, "traces": rows}, indent=1, sort_keys=True)
-    (root / "MANIFEST.json").write_text(text + "\n", encoding="utf-8")
+    write_whole(target, (text + "\n").encode())

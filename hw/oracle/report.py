@@ -7,13 +7,18 @@ not checked at all).
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tesserasim.writing import write_whole
+from tesserasim.errors import InputError
+from tesserasim.files import check_regular, path_text
+from tesserasim.writing import naming, write_whole
 
 #: What the end of the process means: phase -> (status, words after what happened).
 FAILED_WHILE = {
@@ -26,41 +31,95 @@ FAILED_WHILE = {
 }  # fmt: skip
 TIME_IS_UP = 3  # exit code of a child that reached its deadline
 _ORDER = ("missed_read", "missed_write", "skipped", "ok")
-_FINDING = {"input", "node", "status", "reason", "writes", "reads"}
-_NEEDED = {
-    "unit": {"kernels", "inputs"}, "phase": {"input", "node", "phase"}, "judged": _FINDING, "kernel": _FINDING,
-    "note": set(), "refused": {"reason"},
+
+
+def _whole(*values: Any) -> bool:
+    return all(type(v) is int and 0 <= v < 1 << 62 for v in values)
+
+
+def _rows(value: Any, **fields: type) -> bool:
+    """A list of objects that hold these fields with these types."""
+    return isinstance(value, list) and all(
+        isinstance(r, dict) and all(type(r.get(n)) is t and (t is not int or _whole(r[n])) for n, t in fields.items())
+        for r in value
+    )
+
+
+def _unit(x: dict[str, Any]) -> bool:
+    nodes = [k["node"] for k in x["kernels"]] if _rows(x.get("kernels"), node=int) else [0, 0]
+    return len(set(nodes)) == len(nodes) and _whole(x.get("inputs")) and x["inputs"] > 0
+
+
+def _finding(x: dict[str, Any]) -> bool:
+    seconds = x.get("seconds", 0)
+    return (
+        _whole(x.get("input"), x.get("node")) and isinstance(x.get("status"), str) and x["status"] in _ORDER
+        and isinstance(x.get("reason"), str) and _rows(x.get("writes"), bytes=int)
+        and _rows(x.get("reads"), access=int, seen=str) and isinstance(x.get("note", ""), str)
+        and type(seconds) in (int, float) and math.isfinite(seconds)
+        and all(_rows(x.get(name, []), offset=int) for name in ("outside", "wrong", "undeclared"))
+    )  # fmt: skip
+
+
+#: What a line of each kind holds; a line that does not is garbage, whatever damaged it.
+_HOLDS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "unit": _unit, "judged": _finding, "kernel": _finding, "note": lambda x: True,
+    "phase": lambda x: _whole(x.get("input"), x.get("node")) and isinstance(x.get("phase"), str),
+    "refused": lambda x: isinstance(x.get("reason"), str),
 }  # fmt: skip
 
 
+def _no_number(text: str) -> None:
+    raise ValueError(text)
+
+
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of a journal; a line cut short by the end of a process is none, nor is any other garbage."""
+    """Whole lines of a journal; a line cut short by the end of a process is none, nor is any other garbage.
+
+    InputError if something else than a file lies there, or it cannot be read.
+    """
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict) and content.keys() >= _NEEDED.get(str(content.get("kind")), {""}):
-            yield content
+    check_regular(path, "journal")
+    try:
+        with path.open("rb") as file:
+            for raw in file:
+                with contextlib.suppress(ValueError, RecursionError):
+                    content = json.loads(raw.decode("utf-8", "replace"), parse_constant=_no_number)
+                    kind = content.get("kind") if isinstance(content, dict) else None
+                    if isinstance(kind, str) and kind in _HOLDS and _HOLDS[kind](content):
+                        yield content
+    except OSError as error:
+        raise InputError(f"{path_text(path)}: cannot be read ({error.strerror})") from None
+
+
+def append_line(path: Path, content: dict[str, Any]) -> None:
+    """Append a line, behind whatever a process left that died in the middle of one. InputError if it cannot be."""
+    with naming(path), path.open("a+b") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        cut_short = file.read() not in (b"", b"\n")
+        file.write(b"\n" * cut_short + json.dumps(content).encode() + b"\n")
 
 
 Found = dict[int, dict[int, dict[str, Any]]]  # node -> input -> finding
 
 
 def last_state(journal: Path) -> tuple[dict[str, Any], Found]:
-    """The unit as it was announced last, and the findings about its kernels as they are announced there."""
+    """The unit as it was announced last, and the findings about its kernels as they are announced there.
+
+    A finding is about the kernel and the sets that were announced before it; where those are announced again,
+    with other blocks or after other sets, it counts again.
+    """
     unit: dict[str, Any] = {}
-    found: Found = {}
+    announced: dict[int, str] = {}
+    kept: dict[tuple[int, str], dict[int, dict[str, Any]]] = {}
     for line in read_journal(journal):
         if line["kind"] == "unit":
-            if unit and line["kernels"] != unit["kernels"]:
-                found.clear()  # other kernels, or other sets: what was found before is about those
             unit = line
-        elif line["kind"] == "kernel":
-            found.setdefault(line["node"], {})[line["input"]] = line
-    return unit, found
+            announced = {k["node"]: json.dumps(k, sort_keys=True) for k in line["kernels"]}
+        elif line["kind"] == "kernel" and line["node"] in announced and line["input"] < unit["inputs"]:
+            kept.setdefault((line["node"], announced[line["node"]]), {})[line["input"]] = line
+    return unit, {node: kept[node, text] for node, text in announced.items() if (node, text) in kept}
 
 
 def done_of(found: Found) -> set[tuple[int, int]]:
@@ -75,7 +134,7 @@ def fragile_kernels(folder: Path) -> frozenset[str]:
         by_node: dict[int, str] = {}
         for x in read_journal(journal):
             if x["kind"] == "unit":
-                by_node = {k["node"]: k["name"] for k in x["kernels"]}
+                by_node = {k["node"]: str(k.get("name", "")) for k in x["kernels"]}
             elif x["kind"] == "kernel" and x.get("note"):
                 names.add(by_node.get(x["node"], ""))
     return frozenset(names - {""})

@@ -1,6 +1,6 @@
 """The child of `python -m hw oracle`: captures units again and checks the kernels of their blocks.
 
-    python -m hw.oracle.worker MODEL OUT DEADLINE BLOCKS TRACE...
+    python -m hw.oracle.worker MODEL OUT LIMIT_S BLOCKS TRACE...
 
 Everything that PyTorch has allocated when the graph is captured is observed: all allocator segments whole, with
 the guard zones that lie among them. What the check itself needs comes from a memory pool of its own.
@@ -11,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import hashlib
 import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,13 @@ from hw.capture.run import Graphed, capture_graph, log
 from hw.errors import HardwareError
 from hw.oracle.check import FLOATS, Finding, check_kernel
 from hw.oracle.memory import Memory, Region
-from hw.oracle.report import TIME_IS_UP, done_of, fragile_kernels, last_state
+from hw.oracle.report import TIME_IS_UP, append_line, done_of, fragile_kernels, last_state
 from hw.oracle.sets import declared
 from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim import __version__
 from tesserasim.deps.graph import CARRIED, is_unknown
+from tesserasim.errors import TesserasimError
+from tesserasim.terminal import DEBUG
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace
 
@@ -193,23 +197,23 @@ def _sets(accesses: Sequence[Any], buffers: Sequence[Any]) -> list[tuple[Any, ..
 def check_unit(workload: Workload, path: Path, out: Path, blocks: Sequence[str], deadline: float) -> bool:
     """Check one unit, going on after what the journal holds; False if time ran out.
 
-    A unit whose journal is complete is not captured again. Findings about kernels that are other ones by now, or
-    have other sets, do not count.
+    A unit whose journal is complete for this trace and these blocks is not captured again. Findings about kernels
+    that are other ones by now, or have other sets, do not count.
     """
     trace = read_trace(path)
     unit = next((u for u in workload.units() if u.file_stem == path.stem), None) or _unit(trace)
     journal = out / workload.name / f"{path.stem}.journal"
     journal.parent.mkdir(parents=True, exist_ok=True)
-    known, found = last_state(journal)
-    if known and all((i, k["node"]) in done_of(found) for i in range(INPUTS) for k in known["kernels"]):
+    about = {"asked": list(blocks), "trace_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    if _is_done(journal, about):
         return True
+    append_line(journal, {"kind": "note", "text": "capturing"})
     with journal.open("a", encoding="utf-8") as file:
 
         def line(**content: Any) -> None:
             file.write(json.dumps(content) + "\n")
             file.flush()
 
-        line(kind="note", text="capturing")
         graphed = capture_graph(workload, unit)
         need = sum(b - a for a, b in graphed.segments) + SPARE
         if need > torch.cuda.mem_get_info()[0]:
@@ -219,16 +223,24 @@ def check_unit(workload: Workload, path: Path, out: Path, blocks: Sequence[str],
         with torch.cuda.stream(graphed.stream), torch.cuda.use_mem_pool(pool), torch.no_grad():
             checker = Checker(workload, graphed, trace, path, blocks)
             checker.fragile = fragile_kernels(journal.parent)
-            header = checker.header()
-            same = bool(known) and json.loads(json.dumps(header["kernels"])) == known["kernels"]
-            line(**header)
-            finished = _check_inputs(checker, done_of(found) if same else set(), line, deadline)
+            line(**checker.header(), **about)
+            finished = _check_inputs(checker, done_of(last_state(journal)[1]), line, deadline)
         torch.cuda.synchronize()
         checker.launcher.close()
         del checker, pool, graphed
         gc.collect()
         torch.cuda.empty_cache()
     return finished
+
+
+def _is_done(journal: Path, about: dict[str, Any]) -> bool:
+    """The journal is complete, and about this trace and these blocks (`about`: as the unit's line holds them)."""
+    known, found = last_state(journal)
+    done = done_of(found)
+    return (
+        bool(known) and all(known.get(name) == value for name, value in about.items())
+        and all((i, k["node"]) in done for i in range(INPUTS) for k in known["kernels"])
+    )  # fmt: skip
 
 
 def _check_inputs(checker: Checker, done: set[tuple[int, int]], line: Callable[..., None], deadline: float) -> bool:
@@ -239,7 +251,7 @@ def _check_inputs(checker: Checker, done: set[tuple[int, int]], line: Callable[.
         refill(checker.workload, number + 1)
         at, saved = 0, False
         for node in todo:
-            if time.time() > deadline:
+            if time.monotonic() > deadline:
                 return False
             if node > at or not saved:
                 checker.run_real(at, node)
@@ -276,19 +288,20 @@ def _unit(trace: Trace) -> UnitSpec:
 
 def main(argv: Sequence[str]) -> int:
     """0: all done; 2: cannot be done; 3: time ran out; 4: the device failed while a kernel ran."""
-    model, out, deadline, blocks, *traces = argv
+    model, out, limit_s, blocks, *traces = argv
     started = time.monotonic()
+    deadline = started + float(limit_s)
     first = guards()
     workload = load_workload(model)
     last = guards()
     log(f"oracle: {model} built in {time.monotonic() - started:.1f} s")
     finished = True
     for name in traces:
-        if time.time() > float(deadline):
+        if time.monotonic() > deadline:
             return TIME_IS_UP
         t0 = time.monotonic()
         names = tuple(b for b in blocks.split(",") if b)
-        finished &= check_unit(workload, Path(name), Path(out), names, float(deadline))
+        finished &= check_unit(workload, Path(name), Path(out), names, deadline)
         log(f"oracle: {model} {Path(name).stem}: {time.monotonic() - t0:.1f} s")
     del first, last
     return 0 if finished else TIME_IS_UP
@@ -297,12 +310,19 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     try:
         code = main(sys.argv[1:])
-    except HardwareError as error:
+    except (TesserasimError, OSError) as error:
         log(f"error: {error}")
         code = 2
     except torch.AcceleratorError as error:
         log(f"oracle: {str(error).splitlines()[0]}")
         code = 4
+    except KeyboardInterrupt:  # the parent gets it too, and says so
+        code = 130
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        log(f"oracle: internal error: {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback)")
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # after a fault nothing on the device can be taken down in order
