@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from sweep_cases import SPEC, write_tiny_mixes, write_tiny_sweep
 from test_determinism import hashes
 
+import tesserasim
 from tesserasim.cli import main
 from tesserasim.errors import InputError
 from tesserasim.sweep.store import JOURNAL, Store, digest
@@ -242,6 +244,65 @@ def test_a_changed_input_is_another_experiment(change: str, spec: Path, tmp_path
         assert main(["sweep", str(one), "--quick", "--out", str(out), "--jobs", "1", "--json"]) == 0
     assert set(events(out, "done").values()) == {1}
     assert len(events(out, "done")) == 48
+
+
+EDITING = """
+import sys
+from pathlib import Path
+import tesserasim
+from tesserasim import api
+from tesserasim.sweep import executor
+when, spec, out = sys.argv[1:]
+source = Path(tesserasim.__file__).parent / "policies" / "af.py"
+assert str(source).startswith(str(Path.cwd().resolve()))
+
+def edit():
+    source.write_text(source.read_text() + "# changed\\n")
+
+if __name__ == "__main__":
+    start = executor._Worker.__post_init__
+    if when == "during":
+        executor._Worker.__post_init__ = lambda self: (edit(), start(self))[1]
+    for again in range(2):
+        result = api.sweep(spec, out, jobs=1, quick=True, progress=False)
+        print(result.computed, result.reused, len(result.failures), {f["error"][:40] for f in result.failures})
+        if when == "between":
+            edit()
+        executor._Worker.__post_init__ = start
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "lines"),
+    [
+        ("between", ["24 0 0 set()", "24 0 0 set()"]),
+        ("during", ["0 0 24 {\"tesserasim's own files were changed whil\"}", "24 0 0 set()"]),
+    ],
+)
+def test_source_that_changes_under_a_sweep(when: str, lines: list[str], spec: Path, tmp_path: Path) -> None:
+    """In one process, which has read the old source; the workers run the new one.
+
+    Mutation: `code_version` keeps its first answer: the second sweep is answered from old results.
+    Mutation: workers do not compare: results of the new source lie under the key of the old one.
+    """
+    shutil.copytree(Path(tesserasim.__file__).parent, tmp_path / "tesserasim")
+    (tmp_path / "edit.py").write_text(EDITING)
+    command = [sys.executable, "edit.py", when, str(spec), str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == lines, done.stderr
+
+
+@pytest.mark.parametrize("trace", ["pipe.parquet", "/dev/zero", "*.pipe"])
+def test_a_mix_of_what_is_no_file(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation: files are hashed before they are checked: the pipe is waited for without end."""
+    spec = write_tiny_sweep(tmp_path)
+    os.mkfifo(tmp_path / "pipe.parquet")
+    os.mkfifo(tmp_path / "a.pipe")
+    mix = tmp_path / "pixels.toml"
+    mix.write_text(mix.read_text().replace('"pixels-denoise-2.parquet"', json.dumps(trace)))
+    assert main(["sweep", str(spec), "--quick", "--out", str(tmp_path / "out"), "--json"]) == 2
+    assert "name a regular file" in capsys.readouterr().err
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from tesserasim.evaluate import Cache, Evaluation, evaluate, evaluate_plan, set_
 from tesserasim.plans import Plan
 from tesserasim.policies import Limits, policies
 from tesserasim.policies.base import BATCHES, DEPTHS
+from tesserasim.sweep.inputs import code_version
 from tesserasim.sweep.locate import find_mix
 from tesserasim.sweep.spec import EQUAL, OWN_BEST, Experiment
 from tesserasim.sweep.store import Store
@@ -67,6 +68,7 @@ class Bench:
     root: str
     _store: Store | None = field(default=None, repr=False)
     _gate: int = field(default=-1, repr=False)  # open: this process is a worker of the directory
+    _version: str = field(default="", repr=False)  # of the source that this process runs
     _group: Any = field(default=None, repr=False)
     _cache: Cache = field(default_factory=dict, repr=False)
     _mixes: dict[str, Mix] = field(default_factory=dict, repr=False)
@@ -75,14 +77,21 @@ class Bench:
         """Become a worker of the directory."""
         self._store = Store(Path(self.root))
         self._gate = self._store.join_workers()
+        self._version = code_version()
 
     def stop(self) -> None:
         """No longer be one."""
         os.close(self._gate)
 
     def __call__(self, job: Job) -> str:
-        """Compute and store one result; returns its status."""
+        """Compute and store one result; returns its status.
+
+        InputError if this process runs other source than the one that `job.key` is made of: its result would lie
+        under the wrong key for good.
+        """
         assert self._store is not None
+        if job.version != self._version:
+            raise InputError("tesserasim's own files were changed while the sweep ran; run the same command again")
         started = time.monotonic()
         self._store.journal("start", job.key)
         result = self._run(job)

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,8 @@ _SHOW_ONLY = ("report", "schemas")
 _SHOW_ONLY_FILES = ("cli.py", "api.py", "arguments.py", "terminal.py", "__main__.py")
 
 
-@cache
 def code_version() -> str:
-    """Version of the package + a hash over the source and data files that results depend on."""
+    """Version of the package + a hash over the source and data files that results depend on, as they are now."""
     root = Path(__file__).resolve().parents[1]
     total = hashlib.sha256()
     for path in sorted(root.rglob("*")):

@@ -91,9 +91,9 @@ def _prepare(spec: SweepSpec) -> dict[Experiment, Job]:
             raise InputError(f"sweep {spec.name}: unknown policy {name!r}{did_you_mean(name, list(registered))}")
     experiments = expand(spec, {name: policy.uses_link for name, policy in registered.items()})
     version = code_version()
-    contents = {m.path: mix_content(Path(m.path)) for m in spec.mixes}
-    for m in spec.mixes:
+    for m in spec.mixes:  # checks every file, before it is read as a whole for its hash
         check_gpus(with_lengths(load_mix(m.path), m.input_tokens, m.output_tokens))
+    contents = {m.path: mix_content(Path(m.path)) for m in spec.mixes}
     clusters: dict[str, Cluster] = {}
     prepared = {}
     for experiment in experiments:
