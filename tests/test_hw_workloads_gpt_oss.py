@@ -119,6 +119,15 @@ def test_published_sizes() -> None:
 
 
 @pytest.mark.quick
+def test_a_long_prompt_keeps_the_experts_balanced() -> None:
+    """Attention with random weights makes tokens alike, layer by layer: their own part must outweigh it."""
+    cfg = GptOssConfig(layers=10, hidden=256, heads=8, kv_heads=2, head_dim=32, window=64, ffn=256, vocab=1000)
+    model = GptOss("cpu", cfg, compiled=False, packed=False)
+    model.weights = {k: w.float() for k, w in model.weights.items()}
+    model.prepare(UnitSpec("prefill", "prefill", 1, 256, 256))()
+    assert model.moe_statistics()["largest_share_mean"] < 2 / cfg.experts
+
+
 def test_zipf_routing_is_skewed_and_reported() -> None:
     cfg = GptOssConfig(layers=1, hidden=128, heads=2, kv_heads=1, head_dim=16, ffn=64, vocab=64)
     found = {}

@@ -41,9 +41,12 @@ for t, c, h, kv in ((1, 9, 8, 2), (5, 12, 4, 4), (3, 7, 18, 3)):
     close(triton_sinks.rotate_and_append(qkv, angle.cos(), angle.sin(), position, *other, h), want)
     close(other[0], k)
     assert torch.equal(other[1], v)
-for n, k, tile in ((48, 64, None), (40, 320, None), (4, 100, None), (333, 192, triton_linear.Tile(4, 128, 4))):
-    x, w, bias = torch.randn(1, 1, k), torch.randn(n, k) / k**0.5, torch.randn(n)
-    close(triton_linear.one_row(x, w, bias, tile), linear.linear(x, w, bias))
+for m, n, k, tile in (
+    (1, 48, 64, None), (1, 40, 320, None), (1, 4, 100, None), (1, 333, 192, triton_linear.Tile(4, 128, 4)),
+    (7, 32, 192, None), (50, 40, 2000, triton_linear.Tile(16, 128, 4)),
+):
+    x, w, bias = torch.randn(1, m, k), torch.randn(n, k) / k**0.5, torch.randn(n)
+    close(triton_linear.few_rows(x, w, bias, tile), linear.linear_few(x, w, bias))
 points = (5, 8, 2, 64, 128, 16), (40, 4, 4, 192, 64, 32), (300, 4, 4, 64, 192, 128), (130, 32, 3, 64, 64, 16)
 for t, e, k, d, f, block in points:
     logits, x = torch.randn(t, e), torch.randn(t, d)
@@ -95,11 +98,11 @@ def test_grouped_gemm_compiles(rows: int, gated: int, packed: int) -> None:
 
     v = CHOSEN[rows][0 if gated else 1]
     constants = {
-        "PER_ROW": 4 if gated else 1, "GATED": bool(gated), "PACKED": bool(packed), "ASM": True, "LIMIT": 7.0,
-        "ALPHA": 1.702, "BM": rows, "BN": v.columns, "STEP": v.step, "FEWEST": v.fewest,
+        "k": 2880, "PER_ROW": 4 if gated else 1, "GATED": bool(gated), "PACKED": bool(packed), "ASM": True,
+        "LIMIT": 7.0, "ALPHA": 1.702, "BM": rows, "BN": v.columns, "STEP": v.step, "FEWEST": v.fewest,
     }  # fmt: skip
     weight = "*i32" if packed else "*bf16"
-    kinds = f"*bf16 {weight} {weight} *bf16 *i32 *i32 *fp32 *bf16 i32 i32 i32"
+    kinds = f"*bf16 {weight} {weight} *bf16 *i32 *i32 *fp32 *bf16 i32 i32"
     asm = compiled(moe_gemm, kinds, constants, v.warps, v.stages)
     assert "wgmma.mma_async" in asm["ptx"] and "cp.async" in asm["ptx"]
     assert ("mul.rn.bf16x2" in asm["ptx"]) == bool(packed)
@@ -147,7 +150,7 @@ def test_the_analysis_follows_every_address_of_the_routing(tokens: int) -> None:
     text = (
         compiled(triton_moe.moe_route_few, "*bf16 *fp32 *i32 *i32 *i32 i32 i32", few, 4 if tokens < 64 else 8, 3)
         if tokens <= triton_moe.ONE_PROGRAM
-        else compiled(triton_moe.moe_sort, "*i32 *i32 *i32 *i32 i32 i32 i32", {**few, "BT": 64}, 8, 3)
+        else compiled(triton_moe.moe_sort, "*i32 *i32 *i32 *i32 i32 i32 i32", {**few, "BT": 16}, 4, 3)
     )["ptx"]
     (effects,) = analyse(text).values()
     modes = [effects.modes[f"{effects.entry}_param_{i}"] for i in range(5 if tokens <= 128 else 4)]

@@ -31,18 +31,16 @@ STARTED = time.monotonic()
 V = Variant
 #: By rows of a block; f: rows of the smallest path for blocks that are half empty.
 VARIANTS: dict[int, list[Variant]] = {
-    16: [V(64, 4, 4, 3), V(64, 4, 3, 3), V(64, 4, 5, 3)],
-    32: [V(64, 4, 3, 3, 16), V(128, 4, 3, 3, 16), V(128, 8, 3, 3), V(128, 8, 3, 3, 16)],
-    64: [V(128, 4, 4), V(128, 4, 4, 1, 32), V(128, 4, 4, 1, 16), V(128, 8, 4, 1, 16), V(64, 4, 4, 1, 16),
-         V(128, 4, 3, 3, 16)],
-    128: [V(128, 8, 3), V(128, 8, 3, 1, 64), V(128, 8, 3, 1, 32), V(128, 4, 3, 1, 32), V(64, 4, 4, 1, 32),
-          V(256, 8, 3, 1, 32)],
-    256: [V(128, 8, 3), V(128, 8, 3, 1, 64), V(128, 8, 4, 1, 64)],
+    16: [V(64, 4, 4, 3), V(64, 4, 3, 3), V(128, 4, 3, 3)],
+    32: [V(64, 4, 3, 3, 16), V(128, 4, 3, 3, 16), V(128, 4, 3, 1, 16)],
+    64: [V(128, 4, 4, 1, 16), V(128, 4, 4, 1, 16, 168), V(128, 4, 5, 1, 16, 168), V(128, 4, 6, 1, 16, 168)],
+    128: [V(128, 8, 3, 1, 32), V(128, 4, 3, 1, 32), V(128, 4, 4, 1, 32), V(64, 4, 4, 1, 32)],
+    256: [V(128, 8, 4, 1, 64), V(128, 8, 3, 1, 64)],
 }  # fmt: skip
 #: Tokens of a step, and the blocks worth trying.
 POINTS = {
-    1: (16,), 128: (16, 32, 64), 256: (32, 64, 128), 512: (64, 128), 1024: (64, 128, 256), 2048: (128, 256),
-    8192: (128, 256),
+    1: (16,), 8: (16,), 32: (16, 32), 128: (32, 64), 256: (64,), 512: (64, 128), 1024: (128,), 2048: (128, 256),
+    8192: (256,),
 }  # fmt: skip
 
 
@@ -99,7 +97,7 @@ def warm(job: tuple[int, bool, Variant]) -> str | None:
     try:
         bf16, i32, f32, n = torch.bfloat16, torch.int32, torch.float32, WIDTH * (2 if gated else 1)
         moe_gemm.warmup(
-            bf16, i32, i32, bf16, i32, i32, bf16 if gated else f32, bf16, n, WIDTH, 1024, PER_ROW=TOP if gated else 1,
+            bf16, i32, i32, bf16, i32, i32, bf16 if gated else f32, bf16, n, 1024, k=WIDTH, PER_ROW=TOP if gated else 1,
             GATED=gated, PACKED=True, ASM=True, LIMIT=moe.LIMIT, ALPHA=moe.ALPHA, BM=block, BN=v.columns, STEP=v.step,
             FEWEST=v.fewest, num_warps=v.warps, num_stages=v.stages, maxnreg=v.registers, grid=(1,),
         )  # fmt: skip
@@ -235,28 +233,31 @@ def routing(log: Log) -> None:
         report(log, "route", s, logits.numel() * 2.0, 0.0, tokens=tokens, block=block, right=right)
 
 
-# Linear layers of one row
+# Linear layers of few rows
 
-TILES = [Tile(*t) for t in ((1, 4096, 4), (2, 4096, 4), (4, 4096, 8), (1, 1024, 4), (2, 1024, 4), (4, 1024, 4),
-                            (8, 512, 4), (4, 512, 4), (4, 512, 2), (2, 2048, 4), (1, 2048, 8))]  # fmt: skip
+ROW = [Tile(1, 4096, 4), Tile(2, 1024, 4), Tile(1, 2048, 8)]
+ROWS = [
+    Tile(16, 64, 8), Tile(16, 64, 4, 4), Tile(32, 64, 8), Tile(16, 128, 8, 2), Tile(16, 64, 16, 2), Tile(16, 128, 4)
+]  # fmt: skip
 
 
 def linear_layers(log: Log) -> None:
     """Query, key and value; output; router: against the library, several layers' weights in turn."""
-    for n, k in ((5120, WIDTH), (WIDTH, 4096), (EXPERTS, WIDTH)):
-        w, bias, x = make(8, n, k) * k**-0.5, make(n), make(1, k)
-        want, nbytes = F.linear(x, w[0], bias), 2.0 * n * k
+    points = [(m, n, k) for n, k in ((5120, WIDTH), (WIDTH, 4096)) for m in (1, 8, 32)]
+    for m, n, k in (*points, *((m, EXPERTS, WIDTH) for m in (1, 8, 32, 128, 256, 512, 1024, 2048, 8192))):
+        w, bias, x = make(8, n, k) * k**-0.5, make(n), make(m, k)
+        want, nbytes = F.linear(x, w[0], bias), 2.0 * (n * k + m * (n + k))
         calls: list[Callable[[], Any]] = [partial(F.linear, x, w[i], bias) for i in range(8)] * 3
-        report(log, "linear", timed(calls), nbytes, 2.0 * n * k, n=n, k=k, variant="library")
-        for tile in TILES:
+        report(log, "linear", timed(calls), nbytes, 2.0 * m * n * k, rows=m, n=n, k=k, variant="library")
+        for tile in ROW if m == 1 else ROWS:
             try:
-                wrong = error_of(triton_linear.one_row(x, w[0], bias, tile), want)
-                s = timed([partial(triton_linear.one_row, x, w[i], bias, tile) for i in range(8)] * 3)
+                wrong = error_of(triton_linear.few_rows(x, w[0], bias, tile), want)
+                s = timed([partial(triton_linear.few_rows, x, w[i], bias, tile) for i in range(8)] * 3)
             except Exception as error:
                 log.add(what="linear", n=n, k=k, failed=f"{type(error).__name__} {str(error)[:160]}")
                 continue
-            name = f"{tile.columns}x{tile.depth}w{tile.warps}"
-            report(log, "linear", s, nbytes, 2.0 * n * k, n=n, k=k, variant=name, error=wrong)
+            name = f"{tile.columns}x{tile.depth}w{tile.warps}s{tile.stages}"
+            report(log, "linear", s, nbytes, 2.0 * m * n * k, rows=m, n=n, k=k, variant=name, error=wrong)
 
 
 #: Rows (queries times heads) and keys of a tile, warps, stages, registers; and programs of a decode step at a time.
@@ -272,7 +273,7 @@ def attention(log: Log) -> None:
     alone, as the model does."""
     heads, kv, d, window = 64, 8, 64, 128
     points = [(b, 1, c, 0) for b in (1, 32, 256) for c in (128, 512, 2048, 8192) if b * c <= 2**20]
-    points += [(1, t, c, w) for w in (0, window) for t, c in ((256, 256), (1024, 1024), (8192, 8192), (2048, 18432))]
+    points += [(1, t, c, w) for w in (0, window) for t, c in ((256, 256), (512, 512), (1024, 1024), (8192, 8192))]
     for b, t, c, w in points:
         keys = min(c, w + t - 1) if w else c
         copies = max(2, min(8, 2**28 // (b * keys * kv * d * 4)))

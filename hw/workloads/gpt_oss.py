@@ -4,7 +4,8 @@ attention with sinks, every other layer over a sliding window.
 Shapes: openai/gpt-oss-20b (24 layers, hidden 2880, 64 query and 8 KV heads of 64, window 128 in even layers, 32
 experts of width 2880 of which a token takes 4, vocabulary 201088, YaRN rotary angles). Weights are random.
 
-Routing is "balanced" (the router's random weights spread tokens almost evenly) or "zipf": a fixed bias on the
+Routing is "balanced" (the router's random weights spread tokens almost evenly, as long as a token's embedding
+outweighs what attention, with random weights an average over all tokens, adds to each of them) or "zipf": a fixed bias on the
 router's logits favours a seeded order of experts as 1/rank. `moe_statistics` tells what a step chose.
 """
 
@@ -145,6 +146,8 @@ class GptOss(Workload):
             w.copy_(-torch.log(rank.float() + 1))
         elif leaf == "sinks":
             w.normal_(0, 1, generator=self._generator)
+        elif leaf == "embed":
+            w.normal_(0, 2, generator=self._generator)
         elif len(shape) == 1 or leaf.endswith("bias"):
             w.fill_(1 if "norm" in leaf else 0)
         else:

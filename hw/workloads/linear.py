@@ -1,4 +1,4 @@
-"""A linear layer of one row, where a library splits the sum over two kernels: plain PyTorch on the CPU, Triton on the
+"""A linear layer of few rows, where a library splits the sum over two kernels: plain PyTorch on the CPU, Triton on the
 GPU."""
 
 from __future__ import annotations
@@ -6,26 +6,29 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+#: Most rows of a layer of few outputs, and of any.
+ROUTER_ROWS, FEW_ROWS = 1024, 1
 
-@torch.library.custom_op("tesserasim::linear", mutates_args=(), device_types="cpu")
-def linear_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x [1, ..., 1, K], weight [N, K], bias [N] -> [1, ..., 1, N]; sums in float32."""
+
+@torch.library.custom_op("tesserasim::addmm", mutates_args=(), device_types="cpu")
+def linear_few(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x [..., K], weight [N, K], bias [N] -> [..., N]; sums in float32."""
     return F.linear(x, weight, bias)
 
 
-@linear_row.register_fake
+@linear_few.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
-@linear_row.register_kernel("cuda")
+@linear_few.register_kernel("cuda")
 def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    from hw.workloads.triton_linear import one_row
+    from hw.workloads.triton_linear import few_rows
 
-    return one_row(x, weight, bias)
+    return few_rows(x, weight, bias)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """`F.linear`, by the operator above if there is one row."""
-    one = x.numel() == x.shape[-1]
-    return linear_row(x, weight, bias) if one else F.linear(x, weight, bias)
+    """`F.linear`, by the operator above where that is faster."""
+    few = x.numel() // x.shape[-1] <= (ROUTER_ROWS if len(weight) <= 64 else FEW_ROWS)
+    return linear_few(x, weight, bias) if few else F.linear(x, weight, bias)

@@ -78,7 +78,7 @@ def quantise(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def block_rows(choices: int, experts: int) -> int:
     """Rows of a block: about what an expert gets, as far as larger blocks are faster on an H200."""
     each = choices // experts
-    return 16 if each <= 8 else 32 if each <= 22 else 64 if each <= 80 else 128 if each <= 200 else 256
+    return 16 if each <= 8 else 32 if each <= 22 else 64 if each <= 80 else 128 if each <= 300 else 256
 
 
 def block_limit(choices: int, experts: int, block: int) -> int:

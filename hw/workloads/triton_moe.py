@@ -46,12 +46,14 @@ class Variant:
 
 #: By rows of a block; [first layer, second layer]: the fastest of `experiments/bench/moe_kernels.py` on an H200.
 CHOSEN: dict[int, tuple[Variant, Variant]] = {
-    16: (Variant(64, 4, 3, 3), Variant(64, 4, 4, 3)),
-    32: (Variant(128, 8, 3, 3, 16), Variant(64, 4, 3, 3, 16)),
-    64: (Variant(128, 4, 4, 1, 16), Variant(128, 4, 4, 1, 16)),
+    16: (Variant(128, 4, 3, 3), Variant(64, 4, 3, 3)),
+    32: (Variant(128, 4, 3, 3, 16), Variant(64, 4, 3, 3, 16)),
+    64: (Variant(128, 4, 4, 1, 16, 168), Variant(128, 4, 4, 1, 16, 168)),
     128: (Variant(128, 8, 3, 1, 32), Variant(128, 4, 3, 1, 32)),
     256: (Variant(128, 8, 4, 1, 64), Variant(128, 8, 4, 1, 64)),
 }
+#: Of a step that has fewer programs than an H200 would run at once.
+SMALL = Variant(64, 4, 3, 3), Variant(64, 4, 4, 3)
 
 
 @triton.jit
@@ -222,42 +224,12 @@ def _unpack(q, w, R: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _rows(
-    x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW: tl.constexpr, GATED: tl.constexpr,
-    PACKED: tl.constexpr, ASM: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, STEP: tl.constexpr,
+def _finish(
+    acc, row, choices, gain, out, n, GATED: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
-    """BM rows, from `order` on, times BN rows of the weights of `expert`; see `moe_gemm`."""
-    kind = x.dtype.element_ty
-    row = tl.load(order + tl.arange(0, BM))
+    """Activation or gain of the sums [BN, BM], and their rows of `out`."""
     live = row < choices
-    depth = tl.arange(0, 64)
-    a = x + (tl.where(live, row, 0) // PER_ROW).to(tl.int64)[:, None] * k + depth[None, :]
-    column = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), n - 1)  # beyond the last: computed and dropped
-    tiles = k // 64
-    R: tl.constexpr = BN // 64
-    if PACKED:
-        lane = tl.arange(0, R * 128)
-        tile = tl.minimum(tl.program_id(0) * R + lane // 128, n // 64 - 1)
-        first = (expert * (n // 64) + tile) * tiles
-        w = weight + (first * 512 + lane % 128 * 4)[:, None] + tl.arange(0, 4)[None, :]
-        s = scale + first * 32 + lane % 128 // 4
-    else:
-        w = weight + (expert * n + column)[:, None] * k + depth[None, :]
-        s = scale
-    acc = tl.zeros((BN, BM), tl.float32)
-    for _ in range(tiles // STEP):
-        for i in tl.static_range(STEP):
-            rows = tl.load(a + i * 64, mask=live[:, None], other=0.0)
-            if PACKED:
-                y = _unpack(_word(w + i * 512), _word(s + i * 32), R, ASM)
-            else:
-                y = tl.load(w + i * 64)
-            acc = tl.dot(y.to(kind), tl.trans(rows), acc)
-        a += STEP * 64
-        w += STEP * (512 if PACKED else 64)
-        s += STEP * 32
-    acc += tl.load(bias + expert * n + column).to(tl.float32)[:, None]
     if GATED:  # rows alternate in eights
         gate, up = tl.split(tl.permute(tl.reshape(acc, (BN // 16, 2, 8, BM)), (0, 2, 3, 1)))
         gate = tl.minimum(tl.reshape(gate, (BN // 2, BM)), LIMIT)
@@ -270,19 +242,74 @@ def _rows(
         width = n
         place = tl.program_id(0) * BN + tl.arange(0, BN)
     to = out + row.to(tl.int64)[:, None] * width + place[None, :]
-    tl.store(to, tl.trans(y.to(kind)), mask=live[:, None] & (place < width)[None, :])
+    tl.store(to, tl.trans(y.to(out.dtype.element_ty)), mask=live[:, None] & (place < width)[None, :])
+
+
+@triton.jit
+def _rows(
+    x, weight, scale, bias, order, gain, out, expert, n, choices, k: tl.constexpr, PER_ROW: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr, ASM: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+    BM: tl.constexpr, MORE: tl.constexpr, BN: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """BM rows from `order` on, and MORE after them, times BN rows of the weights of `expert`; see `moe_gemm`."""
+    kind = x.dtype.element_ty
+    depth = tl.arange(0, 64)
+    row = tl.load(order + tl.arange(0, BM))
+    live = row < choices
+    a = x + (tl.where(live, row, 0) // PER_ROW).to(tl.int64)[:, None] * k + depth[None, :]
+    acc = tl.zeros((BN, BM), tl.float32)
+    if MORE:
+        row2 = tl.load(order + BM + tl.arange(0, MORE))
+        live2 = row2 < choices
+        a2 = x + (tl.where(live2, row2, 0) // PER_ROW).to(tl.int64)[:, None] * k + depth[None, :]
+        acc2 = tl.zeros((BN, MORE), tl.float32)
+    column = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), n - 1)  # beyond the last: computed and dropped
+    tiles = k // 64
+    R: tl.constexpr = BN // 64
+    if PACKED:
+        lane = tl.arange(0, R * 128)
+        tile = tl.minimum(tl.program_id(0) * R + lane // 128, n // 64 - 1)
+        first = (expert * (n // 64) + tile) * tiles
+        w = weight + (first * 512 + lane % 128 * 4)[:, None] + tl.arange(0, 4)[None, :]
+        s = scale + first * 32 + lane % 128 // 4
+    else:
+        w = weight + (expert * n + column)[:, None] * k + depth[None, :]
+        s = scale
+    for _ in range(tiles // STEP):
+        for i in tl.static_range(STEP):
+            rows = tl.load(a + i * 64, mask=live[:, None], other=0.0)
+            if PACKED:
+                y = _unpack(_word(w + i * 512), _word(s + i * 32), R, ASM)
+            else:
+                y = tl.load(w + i * 64)
+            acc = tl.dot(y.to(kind), tl.trans(rows), acc)
+            if MORE:
+                rows2 = tl.load(a2 + i * 64, mask=live2[:, None], other=0.0)
+                acc2 = tl.dot(y.to(kind), tl.trans(rows2), acc2)
+        a += STEP * 64
+        if MORE:
+            a2 += STEP * 64
+        w += STEP * (512 if PACKED else 64)
+        s += STEP * 32
+    b = tl.load(bias + expert * n + column).to(tl.float32)[:, None]
+    _finish(acc + b, row, choices, gain, out, n, GATED, LIMIT, ALPHA, BM, BN)
+    if MORE:
+        _finish(acc2 + b, row2, choices, gain, out, n, GATED, LIMIT, ALPHA, MORE, BN)
 
 
 @triton.jit(do_not_specialize=["choices"])
 def moe_gemm(
-    x, weight, scale, bias, order, owner, gain, out, n, k, choices, PER_ROW: tl.constexpr, GATED: tl.constexpr,
-    PACKED: tl.constexpr, ASM: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, STEP: tl.constexpr, FEWEST: tl.constexpr,
+    x, weight, scale, bias, order, owner, gain, out, n, choices, k: tl.constexpr, PER_ROW: tl.constexpr,
+    GATED: tl.constexpr, PACKED: tl.constexpr, ASM: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STEP: tl.constexpr, FEWEST: tl.constexpr,
 ):  # fmt: skip
     """Block `program_id(1)` of rows times BN rows of its expert's weights, then activation (GATED) or gain.
 
-    `n`: weight rows of an expert; the width of `out` is half of that if GATED. Padding is at the end of a block: one
-    that is at most half full multiplies half of its rows, down to FEWEST.
+    `n`: weight rows of an expert; the width of `out` is half of that if GATED. `k` is constant: with a loop that might
+    not run, the assembler waits for every product before it starts the next.
+
+    Padding is at the end of a block, and a block multiplies whole parts of it alone: halves, or quarters if those
+    have at least FEWEST rows. Its weights are unpacked once.
     """
     expert = tl.load(owner + tl.program_id(1)).to(tl.int64)
     if expert < 0:
@@ -290,23 +317,31 @@ def moe_gemm(
     order += tl.program_id(1) * BM
     HALF: tl.constexpr = BM // 2
     FOURTH: tl.constexpr = BM // 4
-    if HALF >= FEWEST:
+    if HALF < FEWEST:
+        _rows(x, weight, scale, bias, order, gain, out, expert, n, choices, k, PER_ROW, GATED, PACKED, ASM, LIMIT,
+              ALPHA, BM, 0, BN, STEP)  # fmt: skip
+    elif FOURTH < FEWEST:
         if tl.load(order + HALF) < choices:
-            _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM, LIMIT,
-                  ALPHA, BM, BN, STEP)  # fmt: skip
-        elif FOURTH >= FEWEST:
-            if tl.load(order + FOURTH) < choices:
-                _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM,
-                      LIMIT, ALPHA, HALF, BN, STEP)  # fmt: skip
-            else:
-                _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM,
-                      LIMIT, ALPHA, FOURTH, BN, STEP)  # fmt: skip
+            _rows(x, weight, scale, bias, order, gain, out, expert, n, choices, k, PER_ROW, GATED, PACKED, ASM, LIMIT,
+                  ALPHA, BM, 0, BN, STEP)  # fmt: skip
         else:
-            _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM, LIMIT,
-                  ALPHA, HALF, BN, STEP)  # fmt: skip
+            _rows(x, weight, scale, bias, order, gain, out, expert, n, choices, k, PER_ROW, GATED, PACKED, ASM, LIMIT,
+                  ALPHA, HALF, 0, BN, STEP)  # fmt: skip
     else:
-        _rows(x, weight, scale, bias, order, gain, out, expert, n, k, choices, PER_ROW, GATED, PACKED, ASM, LIMIT,
-              ALPHA, BM, BN, STEP)  # fmt: skip
+        if tl.load(order + HALF) < choices:
+            if tl.load(order + HALF + FOURTH) < choices:
+                _rows(x, weight, scale, bias, order, gain, out, expert, n, choices, k, PER_ROW, GATED, PACKED, ASM,
+                      LIMIT, ALPHA, BM, 0, BN, STEP)  # fmt: skip
+            else:
+                _rows(x, weight, scale, bias, order, gain, out, expert, n, choices, k, PER_ROW, GATED, PACKED, ASM,
+                      LIMIT, ALPHA, HALF, FOURTH, BN, STEP)  # fmt: skip
+        else:
+            if tl.load(order + FOURTH) < choices:
+                _rows(x, weight, scale, bias, order, gain, out, expert, n, choices, k, PER_ROW, GATED, PACKED, ASM,
+                      LIMIT, ALPHA, HALF, 0, BN, STEP)  # fmt: skip
+            else:
+                _rows(x, weight, scale, bias, order, gain, out, expert, n, choices, k, PER_ROW, GATED, PACKED, ASM,
+                      LIMIT, ALPHA, FOURTH, 0, BN, STEP)  # fmt: skip
 
 
 def route(logits: torch.Tensor, k: int, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -325,11 +360,12 @@ def route(logits: torch.Tensor, k: int, block: int) -> tuple[torch.Tensor, torch
             logits, gain, chosen, order, owner, tokens, limit, **sizes, **blocks, BT=few, num_warps=4 if few < 64 else 8
         )
         return gain, chosen, order, owner
-    parts = triton.cdiv(tokens, 64)
+    few = 16 if tokens <= 1024 else 64
+    parts = triton.cdiv(tokens, few)
     counts = torch.empty(parts, experts, dtype=torch.int32, device=logits.device)
-    moe_topk[(parts,)](logits, gain, chosen, counts, tokens, **sizes, BT=64, num_warps=4)
+    moe_topk[(parts,)](logits, gain, chosen, counts, tokens, **sizes, BT=few, num_warps=4)
     moe_sort[(parts + 1,)](
-        chosen, counts, order, owner, tokens, limit, parts, **sizes, **blocks, BT=64, num_warps=8
+        chosen, counts, order, owner, tokens, limit, parts, **sizes, **blocks, BT=few, num_warps=4 if few < 64 else 8
     )  # fmt: skip
     return gain, chosen, order, owner
 
@@ -342,12 +378,13 @@ def grouped_gemm(
     x = x.contiguous()
     gated, rows = gain is None, len(order) // len(owner)
     choices, k, n = x.shape[0] * per_row, x.shape[1], bias.shape[1]
-    v = variant or CHOSEN[rows][0 if gated else 1]
+    small = len(owner) * n < 132 * 4 * 128
+    v = variant or (SMALL if small and rows == 16 else CHOSEN[rows])[0 if gated else 1]
     step = v.step if k // 64 % v.step == 0 else 1
     out = torch.empty(choices, n // 2 if gated else n, dtype=x.dtype, device=x.device)
     moe_gemm[(triton.cdiv(n, v.columns), len(owner))](
-        x, weight, weight if scale is None else scale, bias, order, owner, bias if gain is None else gain, out, n, k,
-        choices, PER_ROW=per_row, GATED=gated, PACKED=scale is not None, ASM=x.is_cuda, LIMIT=LIMIT, ALPHA=ALPHA,
+        x, weight, weight if scale is None else scale, bias, order, owner, bias if gain is None else gain, out, n,
+        choices, k=k, PER_ROW=per_row, GATED=gated, PACKED=scale is not None, ASM=x.is_cuda, LIMIT=LIMIT, ALPHA=ALPHA,
         BM=rows, BN=v.columns, STEP=step, FEWEST=v.fewest, num_warps=v.warps, num_stages=v.stages, maxnreg=v.registers,
     )  # fmt: skip
     return out
