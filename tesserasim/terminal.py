@@ -73,7 +73,9 @@ def outcome(program: str, run: Callable[[], int]) -> int:
     """What `run` returns; for what escapes it one line on standard error and the exit code that goes with it."""
     with prepared():
         try:
-            return run()
+            code = run()
+            put(end="")  # what is still buffered is a result too
+            return code
         except TesserasimError as error:
             if isinstance(error, OutputError):
                 drop_output()
@@ -86,7 +88,11 @@ def outcome(program: str, run: Callable[[], int]) -> int:
             drop_output()
             return PIPE_CLOSED
         except OSError as error:
-            return _complain(program, f"{error.filename or 'a file'}: {error.strerror or error}", BAD_INPUT)
+            try:
+                sys.stdout.flush()
+            except (OSError, ValueError):
+                drop_output()
+            return _complain(program, f"{error.filename or 'standard output'}: {error.strerror or error}", BAD_INPUT)
         except MemoryError:
             return _complain(program, "not enough memory for this input; give a smaller one", BAD_INPUT)
         except Exception as error:

@@ -51,7 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ],
 )  # fmt: skip
 def test_bad_lines(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Mutations tried: argparse's own parser (usage over several lines); `float` for a limit (NaN is none)."""
+    """Mutations: argparse's own parser (usage over several lines); `float` for a limit (NaN is none)."""
     refused(capsys, *line.split())
 
 

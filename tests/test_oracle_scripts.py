@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -359,3 +360,101 @@ def test_scripts_run_as_programs(tmp_path: Path) -> None:
         command = [sys.executable, str(FOLDER / f"{name}.py"), str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER.parents[1])
         assert done.returncode == code, done.stdout + done.stderr
+
+
+# -- damaged reports -----------------------------------------------------------------------------------------------
+
+
+def damaged() -> dict[str, str]:
+    """What is wrong -> a report that has it."""
+
+    def changed(change: Any, number: int = 0) -> str:
+        unit = json.loads(json.dumps(chain(600, 600)))
+        change(unit, unit["kernels"][number])
+        return json.dumps(unit)
+
+    one: dict[str, Any] = {
+        "a size that is no number": lambda u, k: k["buffers"]["0"].update(nbytes=float("nan")),
+        "a size of half a byte": lambda u, k: k["buffers"]["0"].update(nbytes=1000.5),
+        "a size beyond 64 bits": lambda u, k: k["accesses"][0].update(nbytes=1 << 80),
+        "a negative size": lambda u, k: k["accesses"][0].update(nbytes=-1),
+        "a negative buffer": lambda u, k: (k["accesses"][0].update(buffer=-1), k["buffers"].update({"-1": {}})),
+        "bytes beyond the buffer": lambda u, k: k["accesses"][0].update(nbytes=5000),
+        "no intervals": lambda u, k: k["writes"].__setitem__(0, {"access": 0, "bytes": 8, "intervals": 0, "first": 0,
+                                                                "end": 8}),
+        "more bytes than place": lambda u, k: k["writes"].__setitem__(0, {"access": 0, "bytes": 80, "intervals": 1,
+                                                                         "first": 0, "end": 8}),
+        "a write of no access": lambda u, k: k["writes"][0].update(access=7),
+        "spans turned round": lambda u, k: k["writes"][0].update(spans=[[9, 1]]),
+        "spans outside": lambda u, k: k["writes"][0].update(spans=[[0, 99999]]),
+        "a mode that there is not": lambda u, k: k["accesses"][0].update(mode="X"),
+        "a status that is a list": lambda u, k: k.update(status=["ok"]),
+        "a node that is a text": lambda u, k: k.update(node="0"),
+        "reads of no words": lambda u, k: k.update(reads=[{"seen": [1]}]),
+        "a unit without a name": lambda u, k: u.update(unit={}),
+    }  # fmt: skip
+    return {name: changed(change) for name, change in one.items()} | {"deep": "[" * 100_000, "digits": "9" * 5000}
+
+
+@pytest.mark.parametrize("name", damaged())
+def test_a_damaged_report_is_named_and_the_others_are_counted(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mutations: the first damaged report ends the table; sizes are not checked (a ratio of NaN)."""
+    good = [json.dumps(chain(declared, 600)) for declared in (600, 660)]
+    for folder, text in zip("abc", (good[0], damaged()[name], good[1]), strict=True):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "u.json").write_text(text)
+    assert load("transfer_ratio").main(tmp_path) == 2
+    streams = capsys.readouterr()
+    assert streams.err.startswith(f"error: {tmp_path / 'b' / 'u.json'}: ") and streams.err.count("\n") == 1
+    assert "a/u" in streams.out and "c/u" in streams.out and "b/u" not in streams.out and "nan" not in streams.out
+    harmless = name in ("bytes beyond the buffer", "spans outside", "a mode that there is not")  # to this table
+    assert load("oracle_summary").main(tmp_path, tmp_path / "none") == (0 if harmless else 2)
+    streams = capsys.readouterr()
+    assert "a/u" in streams.out and "c/u" in streams.out and ("b/u" in streams.out) == harmless
+    assert streams.err.count("\n") == (not harmless)
+
+
+def test_what_lies_in_place_of_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "dir.json").mkdir()
+    os.mkfifo(tmp_path / "m" / "pipe.json")
+    (tmp_path / "m" / "loop.json").symlink_to("loop.json")
+    (tmp_path / "m" / "u.json").write_text(json.dumps(chain(600, 600)))
+    for name, arguments in (("transfer_ratio", ()), ("oracle_summary", (tmp_path / "none",))):
+        assert load(name).main(tmp_path, *arguments) == 2
+        streams = capsys.readouterr()
+        assert streams.err.count("\n") == 3 and "m/u" in streams.out
+
+
+def test_reports_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = kernel(50, [], [], status="missed_read", reason="\x1b[2J", site="a\nb\x07")
+    assert summarize(tmp_path, report(*fine(), bad), "m/u\x1b[31m") == 1
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
+
+
+def test_a_node_beyond_the_trace_has_other_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation: the node is looked up unchecked: IndexError."""
+    unit = chain(600, 600) | {"step_kernels": 2}
+    write_trace(load("transfer_ratio").unit_of(unit, False), tmp_path / "traces" / "m" / "u.parquet")
+    unit["kernels"][1]["node"] = 7
+    (tmp_path / "r" / "m").mkdir(parents=True)
+    (tmp_path / "r" / "m" / "u.json").write_text(json.dumps(unit))
+    assert load("oracle_summary").main(tmp_path / "r", tmp_path / "traces") == 0
+    assert " 0/2 " in capsys.readouterr().out
+    (tmp_path / "traces" / "m" / "u.parquet").write_bytes(b"PAR1")
+    assert load("oracle_summary").main(tmp_path / "r", tmp_path / "traces") == 2
+    assert "u.parquet: not a readable Parquet file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["oracle_summary", "transfer_ratio"])
+def test_a_script_with_nobody_to_print_to(name: str, tmp_path: Path) -> None:
+    """Mutation: `main` is called bare: a traceback."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "u.json").write_text(json.dumps(chain(600, 600)))
+    for redirection, code, words in (("> /dev/full", 2, "standard output"), (">&-", 0, ""), ("| true", 0, "")):
+        line = f"{sys.executable} {FOLDER / name}.py {tmp_path} {redirection}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert done.returncode == code and "Traceback" not in done.stderr and "Exception" not in done.stderr
+        assert words in done.stderr and done.stderr.count("\n") == bool(words)

@@ -232,7 +232,7 @@ class TestFiles:
 
 @pytest.mark.parametrize("name", ["name", "site", "kind", "weight_dtype", "accesses"])
 def test_a_text_that_is_not_utf8(good: Any, tmp_path: Path, name: str) -> None:
-    """Parquet says that a column holds UTF-8 and lets anything through. Mutation tried: no `table.validate`."""
+    """Parquet says that a column holds UTF-8 and lets anything through. Mutation: no `table.validate`."""
     column = good[1].column(name).combine_chunks()
     bad = pa.array([b"\xff\xfe"] * len(column), pa.binary()).view(pa.string())
     if name == "accesses":

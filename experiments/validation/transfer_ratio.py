@@ -12,7 +12,6 @@ state included. Bar: 1.2 at the median of every unit.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -21,8 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from hw.oracle.report import read_report
 from tesserasim.deps.graph import CARRIED, UnitFlow, unit_flow
+from tesserasim.deps.words import shown
 from tesserasim.errors import TesserasimError
+from tesserasim.terminal import outcome, say
 from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
 
 FOLDER = Path(__file__).resolve().parent / "oracle"
@@ -31,8 +33,8 @@ PIECES = 4096  # most intervals of one write that are told apart
 BAR = 1.2
 
 
-def unit_of(report: dict[str, Any], observed: bool) -> Trace:
-    """The checked kernels as a trace, with the declared or the observed writes."""
+def unit_of(report: dict[str, Any], observed: bool, where: str = "report") -> Trace:
+    """The checked kernels as a trace, with the declared or the observed writes. InputError names `where`."""
     number: dict[int, int] = {}
     buffers: list[Buffer] = []
     kernels = []
@@ -47,7 +49,7 @@ def unit_of(report: dict[str, Any], observed: bool) -> Trace:
         kernels.append(Kernel(i, entry["name"], entry["site"], accesses=tuple(accesses)))
     meta = TraceMeta("captured", report["model"], report["unit"], report["gpu"])
     trace = Trace(meta, tuple(kernels), tuple(buffers))
-    trace.validate("report")
+    trace.validate(where)
     return trace
 
 
@@ -103,9 +105,9 @@ def placements(flow: UnitFlow, count: int, seed: int) -> Iterator[np.ndarray]:
         yield random.integers(0, 2, len(groups))[leader]
 
 
-def ratios(report: dict[str, Any], seed: int = 0) -> list[float]:
+def ratios(report: dict[str, Any], seed: int = 0, where: str = "report") -> list[float]:
     """Declared over observed bytes, per random placement that sends anything."""
-    declared, observed = (unit_flow(unit_of(report, o)) for o in (False, True))
+    declared, observed = (unit_flow(unit_of(report, o, where)) for o in (False, True))
     out = []
     for gpu_of in placements(declared, PLACEMENTS, seed):
         ours, seen = crossing(declared, gpu_of), crossing(observed, gpu_of)
@@ -121,16 +123,17 @@ def main(folder: Path) -> int:
         return 2
     everything: list[float] = []
     good = True
+    problems: list[str] = []
     print(f"{'unit':<40} {'ok/kernels':>10} {'placements':>10} {'min':>7} {'median':>7} {'max':>7}")
     for path in paths:
         try:
-            report = json.loads(path.read_text(encoding="utf-8"))
-            found = ratios(report)
-            fine = f"{sum(k['status'] == 'ok' for k in report['kernels'])}/{len(report['kernels'])}"
-        except (ValueError, LookupError, TypeError, AttributeError, TesserasimError) as error:
-            print(f"error: {path}: not a report of the oracle ({error})", file=sys.stderr)
-            return 2
-        name = f"{path.parent.name}/{path.stem}"
+            report = read_report(path)
+            found = ratios(report, where=str(path))
+        except TesserasimError as error:  # the others are counted all the same
+            problems.append(str(error))
+            continue
+        fine = f"{sum(k['status'] == 'ok' for k in report['kernels'])}/{len(report['kernels'])}"
+        name = shown(f"{path.parent.name}/{path.stem}")
         if not found:
             print(f"{name:<40} {fine:>10} {'nothing to send':>10}")
             continue
@@ -138,8 +141,12 @@ def main(folder: Path) -> int:
         good &= median <= BAR
         everything += found
         print(f"{name:<40} {fine:>10} {len(found):>10} {min(found):7.3f} {median:7.3f} {max(found):7.3f}")
+    for problem in problems:
+        say("error", problem)
+    if problems:
+        return 2
     if not everything:
-        print("error: no unit has anything to send", file=sys.stderr)
+        say("error", "no unit has anything to send")
         return 2
     print(f"all: median {np.median(everything):.3f}, max {max(everything):.3f} (bar: {BAR} at every median)")
     print("all within the bar" if good else "SOME OUTSIDE THE BAR")
@@ -147,4 +154,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER))
+    sys.exit(outcome("error", lambda: main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)))

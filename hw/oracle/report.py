@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tesserasim.errors import InputError
-from tesserasim.files import check_regular, path_text
+from tesserasim.files import check_regular, path_text, read_text, shown
 from tesserasim.writing import naming, write_whole
 
 #: What the end of the process means: phase -> (status, words after what happened).
@@ -174,3 +174,75 @@ def _merged(findings: list[dict[str, Any]]) -> dict[str, Any]:
     merged |= {k: worst[k] for k in ("outside", "wrong", "undeclared") if worst.get(k)}
     seconds = round(sum(f.get("seconds", 0) for f in findings), 3)
     return merged | {"reads": list(reads.values()), "seconds": seconds}
+
+
+# --- reports that are read again -----------------------------------------------------------------------
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report as `write_report` made it. InputError in one line, naming the field, for anything else."""
+    where = path_text(path)
+    try:
+        report = json.loads(read_text(path, "report of the oracle"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
+        raise InputError(f"{where}: not a report of the oracle ({why}); run the oracle again") from None
+    problem = _first_wrong(report)
+    if problem:
+        raise InputError(f"{where}: not a report of the oracle ({problem}); run the oracle again")
+    return dict(report)
+
+
+def _first_wrong(report: Any) -> str:
+    """The first part of a report that is not as it should be, "" if all is."""
+    if not isinstance(report, dict) or not _rows(report.get("kernels"), node=int, site=str, name=str):
+        return "no 'kernels' with node, site and name"
+    unit, blocks = report.get("unit"), report.get("blocks")
+    texts = all(isinstance(report.get(name), str) for name in ("model", "gpu"))
+    if not texts or not isinstance(unit, dict) or not isinstance(unit.get("name"), str):
+        return "no 'model', 'gpu' and 'unit' with its name"
+    if not isinstance(blocks, list) or not isinstance(report.get("same_kernels_as_trace"), bool):
+        return "no 'blocks' and 'same_kernels_as_trace'"
+    others, steps = report.get("kernels_with_other_sets_than_trace"), report.get("step_kernels", 0)
+    if not (others is None or _whole(others)) or not _whole(steps):
+        return "'kernels_with_other_sets_than_trace' or 'step_kernels' is no count"
+    for k in report["kernels"]:
+        problem = _wrong_kernel(k)
+        if problem:
+            return f"kernel {k['node']}: {problem}"
+    return ""
+
+
+def _wrong_kernel(k: dict[str, Any]) -> str:
+    if k.get("status") not in (*_ORDER, "not reached") or not isinstance(k.get("reason"), str):
+        return f"status {shown(k.get('status'))} or its reason"
+    if not isinstance(k.get("unknown"), bool) or not _rows(k.get("reads"), seen=str):
+        return "'unknown' or 'reads'"
+    types: dict[str, type] = {"buffer": int, "offset": int, "nbytes": int, "covers": bool}
+    if not _rows(k.get("accesses"), **types, mode=str, extent=str, evidence=str):
+        return "'accesses'"
+    buffers = k.get("buffers")
+    sizes = dict.fromkeys(("nbytes", "bytes_per_token", "bytes_per_sequence"), int)
+    if not isinstance(buffers, dict) or not _rows(list(buffers.values()), name=str, role=str, **sizes):
+        return "'buffers'"
+    if any(str(a["buffer"]) not in buffers for a in k["accesses"]) or not all(n.isdecimal() for n in buffers):
+        return "an access to no buffer"
+    writes = k.get("writes")
+    if not _rows(writes, access=int, bytes=int) or not all(_places(w, len(k["accesses"])) for w in writes or ()):
+        return "'writes'"
+    return ""
+
+
+def _places(w: dict[str, Any], accesses: int) -> bool:
+    """A write of an access that there is, with the places of its bytes."""
+    if w["access"] >= accesses:
+        return False
+    if not w["bytes"]:
+        return True
+    if "spans" in w:
+        spans = w["spans"]
+        return isinstance(spans, list) and all(
+            isinstance(s, list) and len(s) == 2 and _whole(*s) and s[0] <= s[1] for s in spans
+        )
+    known = _whole(w.get("intervals"), w.get("first"), w.get("end"))
+    return known and 1 <= w["intervals"] <= w["bytes"] <= w["end"] - w["first"]
