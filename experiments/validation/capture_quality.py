@@ -17,10 +17,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
+from tesserasim.errors import InputError, TesserasimError
+from tesserasim.files import did_you_mean
+from tesserasim.terminal import BAD_INPUT, outcome, say
 from tesserasim.trace.model import Kernel, Trace
 from tesserasim.trace.parquet import read_trace
 
@@ -28,6 +33,23 @@ TRACES = Path(__file__).resolve().parents[2] / "traces"
 TENSOR_FLOPS_PER_NS = 790e3  # bf16 GEMM of 8192 x 8192 x 8192, as measured on an H200
 KERNEL_NS = 2500.0
 APART = ("fit", "fit-paused", "left-out")
+
+
+def load_traces(folder: Path) -> tuple[dict[str, Trace], list[str]]:
+    """The captured units, and why others cannot be judged."""
+    traces, problems = {}, []
+    for path in sorted(folder.glob("*/*.parquet")):
+        if path.parent.name in APART:
+            continue
+        try:
+            trace = read_trace(path)
+            rate, e2e = trace.meta.extra.get("copy_gbs"), trace.meta.e2e_ns
+            if not trace.kernels or not e2e or type(rate) not in (int, float) or not 0 < rate < math.inf:
+                raise InputError(f"{path}: no kernels, end-to-end time or copy bandwidth; capture it again")
+            traces[f"{path.parent.name}/{path.stem}"] = trace
+        except TesserasimError as error:  # the others are judged all the same
+            problems.append(str(error))
+    return traces, problems
 
 
 def site_limits(trace: Trace) -> dict[str, float]:
@@ -56,6 +78,9 @@ def against_limits(traces: dict[str, Trace]) -> bool:
         if t.unit in ("prefill", "decode"):
             ratios[name] = ratio
         print(f"{name:<44} {t.meta.e2e_ns['median'] / 1e6:9.3f} {limit / 1e6:9.3f} {ratio:6.2f}")
+    if not ratios:
+        print("language models: no unit")
+        return False
     within = sum(r <= 1.5 for r in ratios.values())
     worst = max(ratios, key=lambda n: ratios[n])
     print(
@@ -73,7 +98,10 @@ def bytes_needed(trace: Trace) -> int:
     return weights + kv
 
 
-def llama_decode(trace: Trace) -> bool:
+def llama_decode(trace: Trace | None) -> bool:
+    if trace is None or not bytes_needed(trace):
+        print("llama-3-8b decode b32 c2048: not captured")
+        return False
     assert trace.meta.e2e_ns is not None
     ratio = trace.meta.e2e_ns["median"] * float(trace.meta.extra["copy_gbs"]) / bytes_needed(trace)
     print(f"llama-3-8b decode b32 c2048: {ratio:.2f} x its bytes (bar 1.5)")
@@ -117,21 +145,29 @@ def worst_sites(trace: Trace) -> None:
         print(f"{time / 1e3:9.1f} us, limit {limit / 1e3:9.1f} us, {n:4d} kernels  {key[:90]}")
 
 
-def main() -> int:
-    traces = {}
-    for path in sorted(TRACES.glob("*/*.parquet")):
-        if path.parent.name not in APART:
-            traces[f"{path.parent.name}/{path.stem}"] = read_trace(path)
-    if sys.argv[1:2] == ["--sites"]:
-        worst_sites(traces[sys.argv[2]])
+def main(arguments: Sequence[str] = (), folder: Path = TRACES) -> int:
+    if arguments and (len(arguments) != 2 or arguments[0] != "--sites"):
+        raise InputError(f"{' '.join(arguments)}: the only option is --sites UNIT")
+    traces, problems = load_traces(folder)
+    if arguments:
+        if arguments[1] not in traces:
+            why = "; ".join(problems) or f"no such unit in {folder}{did_you_mean(arguments[1], list(traces))}"
+            raise InputError(f"{arguments[1]}: {why}")
+        worst_sites(traces[arguments[1]])
         return 0
+    if not traces and not problems:
+        raise InputError(f"{folder}: holds no captured units")
     good = against_limits(traces)
-    good &= llama_decode(traces["llama-3-8b/decode-b32-c2048"])
+    good &= llama_decode(traces.get("llama-3-8b/decode-b32-c2048"))
     good &= matching_sites(traces)
     good &= evidence(traces)
+    for problem in problems:
+        say("error", problem)
+    if problems:
+        return BAD_INPUT
     print("all within the bars" if good else "SOME OUTSIDE THE BARS")
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outcome("error", lambda: main(sys.argv[1:])))

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from tesserasim.cluster.parse import parse_cluster
 from tesserasim.costs.base import default_costs
+from tesserasim.errors import InputError, TesserasimError
 from tesserasim.lower import lower
 from tesserasim.plans import Lane, Plan
 from tesserasim.sim.engine import run
+from tesserasim.terminal import BAD_INPUT, outcome, say
 from tesserasim.trace.mix import Mix, UnitInstance, load_mix
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace
@@ -50,7 +52,10 @@ def simulated_ns(traces: tuple[Trace, ...], point: UnitInstance) -> int:
 
 def point_of(trace: Trace) -> UnitInstance:
     unit = trace.meta.unit
-    return UnitInstance(trace.unit, int(unit["batch"]), int(unit["tokens"]), int(unit["context"]))
+    lacking = [name for name in ("batch", "tokens", "context") if name not in unit]
+    if lacking:
+        raise InputError(f"unit {trace.unit} does not say its {lacking[0]}; capture it again")
+    return UnitInstance(trace.unit, unit["batch"], unit["tokens"], unit["context"])
 
 
 def line(name: str, trace: Trace, simulated: int, bar: float) -> bool:
@@ -66,22 +71,42 @@ def line(name: str, trace: Trace, simulated: int, bar: float) -> bool:
     return abs(error) <= bar
 
 
-def main() -> int:
+def check(path: Path, folder: Path) -> bool:
+    """The line of one trace; False beyond its bar."""
+    trace, name = read_trace(path), path.relative_to(folder).with_suffix("").as_posix()
+    if not trace.meta.e2e_ns or not trace.meta.e2e_ns["median"]:
+        raise InputError("no end-to-end time was measured; capture it again")
+    if not name.startswith("left-out/"):
+        return line(name, trace, simulated_ns((trace,), point_of(trace)), BAR)
+    mix = folder / f"{path.parent.name}.toml"
+    grid = load_mix(mix).traces.get(trace.unit)
+    if grid is None:
+        raise InputError(f"{mix} has no unit {trace.unit} to interpolate")
+    return line(name, trace, simulated_ns(grid, point_of(trace)), LEFT_OUT_BAR)
+
+
+def main(folder: Path = TRACES) -> int:
+    paths = sorted(folder.rglob("*.parquet"))
+    if not paths:
+        raise InputError(f"{folder}: holds no traces")
     head = ("unit", "e2e ms", "sim ms", "error", "resid. us", "profiled", "p90-p10")
     print("{:<44} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9}".format(*head))
     good = True
-    for path in sorted(TRACES.rglob("*.parquet")):
-        trace, name = read_trace(path), path.relative_to(TRACES).with_suffix("").as_posix()
-        if name.startswith("left-out/"):
-            grid = load_mix(TRACES / f"{path.parent.name}.toml").traces[trace.unit]
-            good &= line(name, trace, simulated_ns(grid, point_of(trace)), LEFT_OUT_BAR)
-        else:
-            good &= line(name, trace, simulated_ns((trace,), point_of(trace)), BAR)
+    problems = []
+    for path in paths:
+        try:
+            good &= check(path, folder)
+        except TesserasimError as error:  # the others are checked all the same
+            problems.append(str(error) if str(path) in str(error) else f"{path}: {error}")
     print("profiled: sum of durations and gaps as profiled, before what the profiler adds is taken off")
     print("fit/ units fix the launch figures: their zero error is by construction and counts for nothing")
+    for problem in problems:
+        say("error", problem)
+    if problems:
+        return BAD_INPUT
     print("all within the bars" if good else "SOME OUTSIDE THE BARS (2 % captured, 5 % left out)")
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(outcome("error", main))
