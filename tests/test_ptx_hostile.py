@@ -97,3 +97,30 @@ def test_hostile_texts(name: str) -> None:
         return
     intervals(found, (2, 1, 1), (32, 1, 1), {})
     assert found.modes == want
+
+
+OPERATIONS = (
+    "mov.b64", "cvta.to.global.u64", "cvta.u64", "cvt.u64.u32", "add.s64", "sub.s64", "mul.lo.s64", "mul.wide.u32",
+    "mad.lo.s64", "fma.rn.f32", "shl.b64", "shr.u64", "div.s64", "rem.s64", "and.b64", "or.b64", "xor.b64", "not.b64",
+    "neg.s64", "abs.s64", "min.s64", "max.u64", "bfe.u64", "bfi.b64", "lop3.b32", "popc.b64", "clz.b64", "selp.b64",
+    "setp.lt.s64", "prmt.b32", "shf.l.wrap.b32", "addc.s64", "sad.s64", "isspacep.global", "ld.global.u64",
+    "ldu.global.u64", "st.global.u64", "atom.global.add.u64", "red.global.add.u64", "cp.async.ca.shared.global",
+    "cp.async.bulk.prefetch.L2.global", "shfl.sync.idx.b32", "call", "bra", "brx.idx", "tex.1d.v4.s32.s32",
+    "prefetch.L1", "ldmatrix.sync.aligned.m8n8.x4.shared.b16", "wmma.load.a.sync.aligned.row.m16n16k16.shared.f16",
+    "alloca.u64", "multimem.ld_reduce.global.add.f32", "tensormap.replace.tile.global_address.global.b1024.b64",
+    "mapa.u64", "vote",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("count", range(5))
+def test_operands_that_are_missing(operation: str, count: int) -> None:
+    """An answer that promises nothing less than before, or one line. Fails if operands are counted on."""
+    operands = ", ".join(("%rd2", "%rd1", "%rd3", "4", "8")[:count])
+    text = kernel(f"mov.u64 %rd2, %rd1; {operation} {operands};\nst.u32 [%rd2+4], 1; ld.u32 %r1, [%rd2];")
+    try:
+        found = analyse(text, "x.ptx")["k"]
+    except InputError as error:
+        assert re.match(r"x\.ptx:\d+: ", str(error)) and "\n" not in str(error)
+        return
+    intervals(found, (2, 1, 1), (32, 1, 1), {})

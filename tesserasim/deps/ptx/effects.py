@@ -328,6 +328,8 @@ def _compute(step: Step) -> None:
     op, kind = instr.parts[0], instr.parts[-1]
     targets = results(instr)
     arguments = [step.value(x) for x in instr.operands[1:]]
+    if len(arguments) < _OPERANDS.get(op, 0):
+        op = "piece"  # no assembler takes it; the result is made of what there is
     if op == "mov" and isinstance(instr.operands[0], Vector):
         for i, target in enumerate(targets):
             step.write(target, g.node("unpack", list(arguments), (i, width(kind) // max(1, len(targets)))))
@@ -351,6 +353,12 @@ def _compute(step: Step) -> None:
 
 
 _KNOWN = _COPIES | _JOINS | _PIECES | frozenset(("add", "sub", "mul", "shl", "shr", "cvt"))
+#: Operands behind the result that the rules of these instructions count on.
+_OPERANDS = {
+    **dict.fromkeys(("mov", "cvta", "cvt", "not", "neg", "abs", "popc", "clz"), 1),
+    **dict.fromkeys(("add", "sub", "mul", "shl", "shr", "div", "rem", "and", "or", "xor", "min", "max"), 2),
+    **dict.fromkeys(("selp", "bfe", "lop3"), 3), "bfi": 4,
+}  # fmt: skip
 _HANDLERS: dict[str, Callable[[Step], None]] = {
     "ld": _load, "ldu": _load, "st": _store, "atom": _atomic, "red": _atomic, "cp": _copy_async,
     "wmma": _matrix, "ldmatrix": _matrix, "stmatrix": _matrix, "multimem": _multimem,
