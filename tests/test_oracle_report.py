@@ -134,9 +134,9 @@ def test_a_journal_of_garbage_alone_is_no_report(tmp_path: Path, capsys: pytest.
         assert not write_report(tmp_path / "u.parquet", write(tmp_path / "u.journal", *lines), tmp_path / "u.json")
         assert capsys.readouterr().err.strip().endswith("u.parquet: not reached")
     assert not write_report(tmp_path / "u.parquet", tmp_path / "none.journal", tmp_path / "u.json")
-    refused = {"kind": "refused", "reason": "needs 9 MiB"}
+    refused = {"kind": "refused", "reason": "needs\x1b[2J\n9 MiB"}
     assert not write_report(tmp_path / "u.parquet", write(tmp_path / "u.journal", refused), tmp_path / "u.json")
-    assert "needs 9 MiB" in capsys.readouterr().err
+    assert "needs?[2J 9 MiB" in capsys.readouterr().err
     assert not (tmp_path / "u.json").exists()
 
 

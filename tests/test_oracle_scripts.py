@@ -416,6 +416,13 @@ def test_a_damaged_report_is_named_and_the_others_are_counted(
     assert streams.err.count("\n") == (not harmless)
 
 
+def test_a_report_of_no_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load("transfer_ratio").ratios(report()) == []
+    assert summarize(tmp_path, report()) == 1
+    assert load("transfer_ratio").main(tmp_path) == 2
+    assert "no unit has anything to send" in capsys.readouterr().err
+
+
 def test_what_lies_in_place_of_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "dir.json").mkdir()

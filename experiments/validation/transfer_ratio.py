@@ -96,7 +96,7 @@ def crossing(flow: UnitFlow, gpu_of: np.ndarray) -> int:
 
 def placements(flow: UnitFlow, count: int, seed: int) -> Iterator[np.ndarray]:
     """GPU (0 or 1) per site, at random; sites of a group get that of the group's first."""
-    groups = np.array(flow.group_of)
+    groups = np.array(flow.group_of, dtype=np.int64)
     leader = np.arange(len(groups))
     for g in range(groups.max(initial=-1) + 1):
         leader[groups == g] = np.flatnonzero(groups == g)[0]

@@ -11,13 +11,13 @@ import contextlib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tesserasim.errors import InputError
 from tesserasim.files import check_regular, path_text, read_text, shown
+from tesserasim.terminal import say
 from tesserasim.writing import naming, write_whole
 
 #: What the end of the process means: phase -> (status, words after what happened).
@@ -145,7 +145,7 @@ def write_report(trace: Path, journal: Path, out: Path) -> bool:
     unit, found = last_state(journal)
     refused = next((x["reason"] for x in read_journal(journal) if x["kind"] == "refused"), "")
     if not unit:
-        print(f"oracle: {trace}: {refused or 'not reached'}", file=sys.stderr)
+        say("oracle", f"{trace}: {refused or 'not reached'}")
         return False
     kernels = []
     for entry in unit["kernels"]:

@@ -35,7 +35,7 @@ from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim import __version__
 from tesserasim.deps.graph import CARRIED, is_unknown
 from tesserasim.errors import TesserasimError
-from tesserasim.terminal import DEBUG
+from tesserasim.terminal import DEBUG, say
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace
 
@@ -311,7 +311,7 @@ if __name__ == "__main__":
     try:
         code = main(sys.argv[1:])
     except (TesserasimError, OSError) as error:
-        log(f"error: {error}")
+        say("error", str(error))
         code = 2
     except torch.AcceleratorError as error:
         log(f"oracle: {str(error).splitlines()[0]}")
@@ -321,7 +321,7 @@ if __name__ == "__main__":
     except Exception as error:
         if os.environ.get(DEBUG):
             traceback.print_exc()
-        log(f"oracle: internal error: {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback)")
+        say("oracle", f"internal error: {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback)")
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
