@@ -88,11 +88,13 @@ def outcome(program: str, run: Callable[[], int]) -> int:
             drop_output()
             return PIPE_CLOSED
         except OSError as error:
+            where = error.filename or "a file"
             try:
                 sys.stdout.flush()
             except (OSError, ValueError):
+                where = "standard output"
                 drop_output()
-            return _complain(program, f"{error.filename or 'standard output'}: {error.strerror or error}", BAD_INPUT)
+            return _complain(program, f"{where}: {error.strerror or error}", BAD_INPUT)
         except MemoryError:
             return _complain(program, "not enough memory for this input; give a smaller one", BAD_INPUT)
         except Exception as error:

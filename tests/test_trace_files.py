@@ -242,3 +242,22 @@ def test_a_text_that_is_not_utf8(good: Any, tmp_path: Path, name: str) -> None:
         bad = pa.ListArray.from_arrays(column.offsets, pa.StructArray.from_arrays(parts, fields=list(flat.type)))
     table = good[1].set_column(good[1].schema.get_field_index(name), name, bad)
     refused(tmp_path / "t.parquet", table, good[2], "not a readable Parquet file", "UTF8")
+
+
+def test_a_trace_on_a_full_disk(good: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: Parquet writes the file itself: OSError without its name, and nothing is brought to the disk."""
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"old")
+
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(InputError, match=r"t\.parquet: cannot be written \(No space"):
+        write_trace(good[0], path)
+    assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
+    monkeypatch.undo()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match="is a directory"):
+        write_trace(good[0], path)

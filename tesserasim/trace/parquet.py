@@ -19,6 +19,7 @@ from tesserasim.errors import InputError
 from tesserasim.files import check_regular, path_text
 from tesserasim.trace.filecheck import check_columns, check_document
 from tesserasim.trace.model import SHAPE_FIELDS, Access, Buffer, Kernel, Trace, TraceMeta
+from tesserasim.writing import write_whole
 
 METADATA_KEY = b"tesserasim"
 MAX_ROWS = 5_000_000  # kernels of one unit; far beyond any profile that can be simulated
@@ -63,16 +64,12 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     check_columns(table, SCHEMA, path_text(target), trace.meta.origin == "imported")
     check_document(document, path_text(target))
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        # Without the stored Arrow schema, which would hold the JSON a second time in base64.
-        with pq.ParquetWriter(partial, SCHEMA, compression="zstd", compression_level=9, store_schema=False) as writer:
-            writer.write_table(table)
-            writer.add_key_value_metadata({METADATA_KEY.decode(): text})
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    content = pa.BufferOutputStream()
+    # Without the stored Arrow schema, which would hold the JSON a second time in base64.
+    with pq.ParquetWriter(content, SCHEMA, compression="zstd", compression_level=9, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({METADATA_KEY.decode(): text})
+    write_whole(target, content.getvalue().to_pybytes())
 
 
 def _table(columns: dict[str, Any], target: Path) -> pa.Table:
