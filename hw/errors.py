@@ -7,3 +7,7 @@ from tesserasim.errors import TesserasimError
 
 class HardwareError(TesserasimError):
     """Something about this machine, its driver or a capture that makes the command impossible."""
+
+
+class DriverError(HardwareError):
+    """A call of the driver failed: while a kernel runs, that may be the kernel's doing."""

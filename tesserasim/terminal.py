@@ -88,7 +88,7 @@ def outcome(program: str, run: Callable[[], int]) -> int:
             drop_output()
             return PIPE_CLOSED
         except OSError as error:
-            where = error.filename or "a file"
+            where = error.filename or "a file or standard output"
             try:
                 sys.stdout.flush()
             except (OSError, ValueError):

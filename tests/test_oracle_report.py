@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hw.errors import HardwareError
+from hw.errors import DriverError, HardwareError
 from hw.oracle import run
 from hw.oracle.report import append_line, done_of, last_state, read_journal, write_report
 from tesserasim.errors import InputError
@@ -382,3 +382,28 @@ def test_a_journal_of_another_trace_or_other_blocks_is_not_complete(tmp_path: Pa
     assert not worker._is_done(journal, {**about, "asked": []})
     assert not worker._is_done(write(journal, UNIT, *found), about)
     assert not worker._is_done(write(journal, {**UNIT, **about}, *found[1:]), about)
+
+
+def test_what_a_worker_ends_with(capsys: pytest.CaptureFixture[str]) -> None:
+    """A driver call that fails may be the kernel's doing, as an error of the device is; a full disk is not.
+
+    Mutation: DriverError is told as any HardwareError: a kernel that makes its launch fail is never closed.
+    """
+    worker = pytest.importorskip("hw.oracle.worker")
+
+    def raising(error: BaseException) -> Any:
+        def run() -> int:
+            raise error
+
+        return run
+
+    for error, code in (
+        (DriverError("cuGraphLaunch failed: CUDA_ERROR_ILLEGAL_ADDRESS"), 4), (HardwareError("no module 'x'"), 2),
+        (InputError("x.parquet: damaged"), 2), (OSError(28, "No space left on device"), 2), (KeyError("bug"), 1),
+        (KeyboardInterrupt(), 130), (worker.torch.AcceleratorError("CUDA error\nmore"), 4),
+    ):  # fmt: skip
+        assert worker.code_of(raising(error)) == code
+        err = capsys.readouterr().err
+        assert "Traceback" not in err and err.count("\n") == (code != 130)
+    assert worker.code_of(lambda: 3) == 3
+    assert 4 not in run._REPORTED

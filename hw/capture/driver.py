@@ -12,7 +12,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from hw.errors import HardwareError
+from hw.errors import DriverError
 
 KERNEL, MEMCPY, MEMSET = "kernel", "memcpy", "memset"
 _TYPES = {
@@ -24,10 +24,10 @@ _EXTRA_POINTER, _EXTRA_SIZE, _EXTRA_END = 1, 2, 0
 
 
 def call(result: Any, what: str) -> Any:
-    """Unpack a driver result; HardwareError names the call that failed."""
+    """Unpack a driver result; DriverError names the call that failed."""
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise HardwareError(f"{what} failed: {status.name}")
+        raise DriverError(f"{what} failed: {status.name}")
     return values[0] if len(values) == 1 else tuple(values)
 
 

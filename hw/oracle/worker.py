@@ -26,7 +26,7 @@ import torch
 from hw.capture import driver
 from hw.capture.assemble import Attribution, attribute
 from hw.capture.run import Graphed, capture_graph, log
-from hw.errors import HardwareError
+from hw.errors import DriverError, HardwareError
 from hw.oracle.check import FLOATS, Finding, check_kernel
 from hw.oracle.memory import Memory, Region
 from hw.oracle.report import TIME_IS_UP, append_line, done_of, fragile_kernels, last_state
@@ -307,22 +307,27 @@ def main(argv: Sequence[str]) -> int:
     return 0 if finished else TIME_IS_UP
 
 
-if __name__ == "__main__":
+def code_of(run: Callable[[], int]) -> int:
+    """What `run` returns; for what escapes it the code of `main`, or 1 for a bug and 130 for an interrupt."""
     try:
-        code = main(sys.argv[1:])
+        return run()
+    except (torch.AcceleratorError, DriverError) as error:
+        say("oracle", (str(error).splitlines() or ["the device failed"])[0])
+        return 4
     except (TesserasimError, OSError) as error:
         say("error", str(error))
-        code = 2
-    except torch.AcceleratorError as error:
-        log(f"oracle: {str(error).splitlines()[0]}")
-        code = 4
+        return 2
     except KeyboardInterrupt:  # the parent gets it too, and says so
-        code = 130
+        return 130
     except Exception as error:
         if os.environ.get(DEBUG):
             traceback.print_exc()
         say("oracle", f"internal error: {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback)")
-        code = 1
+        return 1
+
+
+if __name__ == "__main__":
+    code = code_of(lambda: main(sys.argv[1:]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # after a fault nothing on the device can be taken down in order
