@@ -15,6 +15,7 @@ from hw.capture import classify
 from hw.capture.accesses import site_accesses
 from hw.capture.buffers import BufferTable
 from hw.capture.driver import MEMCPY, MEMSET, Node
+from hw.capture.names import site_names
 from hw.capture.recorder import Call
 from hw.capture.timing import NodeTimes
 from hw.errors import HardwareError
@@ -66,7 +67,12 @@ def attribute(
     ]
     rows, buffers, warnings = unit_accesses(complete, nodes, table, segments)
     addresses = [b.storage for b in table.buffers]
-    return Attribution(complete, leaves, _site_names(complete, leaves), rows, buffers, addresses, warnings)
+    alone = {
+        c.op for c in complete
+        if classify.kind_of(c, unit) == "gemm" or "attention" in c.op or _own_work(c, workload) is not None
+    }  # fmt: skip
+    sites = site_names([(c.module, c.op) for c in complete], leaves, alone)
+    return Attribution(complete, leaves, sites, rows, buffers, addresses, warnings)
 
 
 def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any]) -> Trace:
@@ -139,17 +145,6 @@ def _unexplained(nodes: list[Node], borders: Sequence[tuple[str, int]], first: i
         op = nodes[i].type if nodes[i].type != "kernel" else "unknown"
         found.append(Call(module, op, "none", i, i + 1))
     return found
-
-
-def _site_names(calls: Sequence[Call], leaves: Sequence[str]) -> list[str]:
-    """module/op[.weight]#ordinal, the ordinal counted within (module, op): stable over batches."""
-    seen: Counter[str] = Counter()
-    names = []
-    for call, leaf in zip(calls, leaves, strict=True):
-        base = f"{call.module or 'unit'}/{call.op}" + (f".{leaf}" if leaf else "")
-        names.append(f"{base}#{seen[base]}")
-        seen[base] += 1
-    return names
 
 
 def _own_work(call: Call, workload: Workload) -> Work | None:
