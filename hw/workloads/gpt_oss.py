@@ -5,8 +5,8 @@ Shapes: openai/gpt-oss-20b (24 layers, hidden 2880, 64 query and 8 KV heads of 6
 experts of width 2880 of which a token takes 4, vocabulary 201088, YaRN rotary angles). Weights are random.
 
 Routing is "balanced" (the router's random weights spread tokens almost evenly, as long as a token's embedding
-outweighs what attention, with random weights an average over all tokens, adds to each of them) or "zipf": a fixed bias on the
-router's logits favours a seeded order of experts as 1/rank. `moe_statistics` tells what a step chose.
+outweighs what attention, with random weights an average over all tokens, adds to each of them) or "zipf": a fixed
+bias on the router's logits favours a seeded order of experts as 1/rank. `moe_statistics` tells what a step chose.
 """
 
 from __future__ import annotations
