@@ -60,13 +60,13 @@ class Graphed:
     workspace_bytes: int
 
 
-def capture_graph(workload: Workload, unit: UnitSpec) -> Graphed:
-    """Compile and capture one unit, and record who launches what."""
+def capture_graph(workload: Workload, unit: UnitSpec, stream: Any = None) -> Graphed:
+    """Compile and capture one unit, and record who launches what. `stream`: where; by default a new one."""
     gc.collect()
     torch.cuda.empty_cache()
     step = workload.prepare(unit)
     torch.cuda.synchronize()  # the inputs are made on another stream than the one that reads them
-    stream = torch.cuda.Stream()
+    stream = stream or torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):  # compiles, tunes, and lets libraries allocate their workspaces
             step()
@@ -91,9 +91,9 @@ def capture_graph(workload: Workload, unit: UnitSpec) -> Graphed:
     return Graphed(unit, graph, stream, nodes, recorder, segments, int(workspace))
 
 
-def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24) -> Captured:
-    """Compile, capture and time one unit."""
-    g = capture_graph(workload, unit)
+def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24, stream: Any = None) -> Captured:
+    """Compile, capture and time one unit, on `stream` if one is given."""
+    g = capture_graph(workload, unit, stream)
     with torch.cuda.stream(g.stream):
         e2e, times = timing.measure(g.graph, len(g.nodes), replays)
         idle = timing.end_to_end_ns(g.graph.replay, 12, ahead=False)

@@ -1,0 +1,73 @@
+"""Parts of one GPU as devices: green contexts, each with multiprocessors of its own.
+
+DRAM, L2 and the copy engines stay shared. What a partition runs must be captured on a stream of its own: a kernel
+node remembers the context that it was captured in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cuda.bindings import driver as cuda
+
+from hw.capture.driver import call
+from hw.errors import HardwareError
+
+#: Hopper deals multiprocessors out in eights.
+GRANULE = 8
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Multiprocessors of one GPU. `context` is None for the whole GPU."""
+
+    name: str
+    sms: int
+    device: int = 0
+    context: Any = None
+
+    def stream(self, priority: int = 0) -> torch.cuda.Stream:
+        """A new stream on which kernels use these multiprocessors alone."""
+        if self.context is None:
+            return torch.cuda.Stream(self.device, priority=priority)
+        flags = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        handle = call(cuda.cuGreenCtxStreamCreate(self.context, flags, priority), "cuGreenCtxStreamCreate")
+        return torch.cuda.ExternalStream(int(handle), device=self.device)
+
+
+def whole(device: int = 0, name: str = "gpu0") -> Partition:
+    """The whole GPU as one device."""
+    return Partition(name, torch.cuda.get_device_properties(device).multi_processor_count, device)
+
+
+def split(sms: Sequence[int], device: int = 0, names: Sequence[str] = ("a", "b", "c", "d")) -> list[Partition]:
+    """Disjoint partitions with about `sms` multiprocessors each: rounded up to eights, the last takes what is left.
+
+    HardwareError if the GPU has fewer, or its driver knows no green contexts.
+    """
+    torch.cuda.init()
+    torch.zeros(1, device=f"cuda:{device}")  # the primary context, which green contexts belong to
+    handle = call(cuda.cuDeviceGet(device), "cuDeviceGet")
+    kind = cuda.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    left = call(cuda.cuDeviceGetDevResource(handle, kind), "cuDeviceGetDevResource")
+    parts: list[Partition] = []
+    for i, (name, count) in enumerate(zip(names, sms, strict=False)):
+        available = int(left.sm.smCount)
+        if available < min(count, GRANULE):
+            raise HardwareError(f"partition {name}: {count} multiprocessors wanted, {available} left")
+        piece = left
+        if i + 1 < len(sms):
+            want = -(-count // GRANULE) * GRANULE
+            result = cuda.cuDevSmResourceSplitByCount(1, left, 0, want)
+            groups, number, left = call(result, "cuDevSmResourceSplitByCount")
+            if not number:
+                raise HardwareError(f"partition {name}: {want} multiprocessors wanted, {available} left")
+            piece = groups[0]
+        made = call(cuda.cuDevResourceGenerateDesc([piece], 1), "cuDevResourceGenerateDesc")
+        flags = int(cuda.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
+        context = call(cuda.cuGreenCtxCreate(made, handle, flags), "cuGreenCtxCreate")
+        parts.append(Partition(name, int(piece.sm.smCount), device, context))
+    return parts
