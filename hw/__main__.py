@@ -31,6 +31,21 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    """A whole number that is not negative."""
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0, with commas between."""
+    found = tuple(_count(part) for part in text.split(","))
+    if 0 in found:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: every number must be above 0")
+    return found
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m hw", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
@@ -53,6 +68,21 @@ def _parser() -> argparse.ArgumentParser:
         "(default: the first, two in the middle and the last)",
     )  # fmt: skip
     o.add_argument("--limit-s", type=_seconds, default=float("inf"), help="check no further kernel after this long")
+    r = commands.add_parser("replay", help="run plans of captured units split over devices, kernel by kernel")
+    r.add_argument("--model", required=True, help="as for capture")
+    r.add_argument("--units", default="", help="comma-separated unit names; default: the model's whole grid")
+    r.add_argument(
+        "--sms", type=_counts, default=(),
+        help="multiprocessors of each partition of GPU 0, e.g. 64,68; default: every GPU is a device",
+    )  # fmt: skip
+    r.add_argument("--plan", action="append", default=[], help="plan file whose lanes to run; may be repeated")
+    r.add_argument("--random", type=_count, default=20, help="random placements to run beside them (default: 20)")
+    r.add_argument("--depth", type=_counts, default=(1,), help="slots to time every plan with, e.g. 1,2,4")
+    r.add_argument("--mutations", type=_count, default=0, help="moves and waits to drop, one a run, on random plans")
+    r.add_argument("--profile", action="store_true", help="measure kernel times on every device instead")
+    r.add_argument("--seed", type=_count, default=0)
+    r.add_argument("--out", default="replay", help="folder for <model>/<unit>.jsonl (default: replay)")
+    r.add_argument("--limit-s", type=_seconds, default=float("inf"), help="start no further run after this long")
     m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
     m.add_argument("folder", nargs="?", default="traces")
     return parser
@@ -80,6 +110,16 @@ def _run(args: argparse.Namespace) -> int:
         from hw.oracle.run import oracle
 
         return oracle([Path(t) for t in args.trace], Path(args.out), args.block, args.limit_s)
+    if args.command == "replay":
+        import time
+
+        from hw.replay.run import Job, profile, replay
+
+        job = Job(
+            args.model, tuple(u for u in args.units.split(",") if u), args.sms, tuple(Path(p) for p in args.plan),
+            args.random, args.depth, args.mutations, Path(args.out), time.monotonic() + args.limit_s, args.seed,
+        )  # fmt: skip
+        return profile(job) if args.profile else replay(job)
     from hw.capture import run
 
     return run.capture_all(

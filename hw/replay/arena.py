@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from hw.capture.assemble import Attribution, attribute
 from hw.capture.driver import Node
@@ -28,6 +30,8 @@ class Arena:
     tensors: list[NamedTensor]
     integers: frozenset[int]  # storage addresses that a call used as integers
     trace: Trace
+    originals: Mapping[str, torch.Tensor]  # integer inputs and state, as the capture used them
+    ready: bool = False  # the captured graph itself is instantiated
 
     @property
     def nodes(self) -> list[Node]:
@@ -41,11 +45,12 @@ def capture_arena(workload: Workload, unit: UnitSpec, partition: Partition, prio
     """Capture `unit` on a new stream of `partition`, with inputs, state and activations of its own."""
     graphed = capture_graph(workload, unit, partition.stream(priority))
     tensors = list(workload.named_tensors())
+    kept = {n.name: n.tensor.clone() for n in tensors if n.role != "weight" and not n.tensor.is_floating_point()}
     found = attribute(
         workload, unit, graphed.nodes, graphed.recorder.calls, graphed.recorder.borders, graphed.segments
     )
     integers = frozenset(a.storage for c in found.calls for a in c.arguments if "int" in a.dtype)
-    return Arena(partition, unit, graphed, found, tensors, integers, _trace(workload, unit, graphed.nodes, found))
+    return Arena(partition, unit, graphed, found, tensors, integers, _trace(workload, unit, graphed.nodes, found), kept)
 
 
 def _trace(workload: Workload, unit: UnitSpec, nodes: Sequence[Node], found: Attribution) -> Trace:

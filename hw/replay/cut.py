@@ -181,3 +181,44 @@ def cut(trace: Trace, device_of: Sequence[str], carry: bool = False) -> list[Ste
     if len(device_of) != len(trace.kernels):
         raise InputError(f"{len(trace.kernels)} kernels, but devices for {len(device_of)}")
     return _Cut(trace, device_of).run(carry)
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """Bytes that a unit leaves behind for others, and the device that wrote them."""
+
+    buffer: int
+    start: int
+    end: int
+    device: str
+    delta: bool = False
+
+
+def remains(trace: Trace, device_of: Sequence[str]) -> list[Remains]:
+    """What a unit has made when it ends: written state, inputs and outputs, and values that nothing in it reads."""
+    done = _Cut(trace, device_of)
+    done.run(carry=False)
+    read = {a.buffer: k.id for k in trace.kernels for a in k.accesses if needs_old_bytes(a, trace.buffers[a.buffer])}
+    found = []
+    for i, content in sorted(done.content.items()):
+        b = trace.buffers[i]
+        for delta, pieces in ((False, content.pieces), (True, content.deltas)):
+            kept = [p for p in pieces if b.role in CARRIED or (b.role == "activation" and read.get(i, -1) < p.writer)]
+            found += [Remains(i, p.start, p.end, device_of[p.writer], delta) for p in kept]
+    return found
+
+
+def brought(trace: Trace, device_of: Sequence[str]) -> set[tuple[int, str]]:
+    """(buffer, device) of state and inputs whose content from before the unit is read on that device."""
+    found: set[tuple[int, str]] = set()
+    replaced: set[int] = set()
+    for k, device in zip(trace.kernels, device_of, strict=True):
+        for a in k.accesses:
+            b = trace.buffers[a.buffer]
+            if b.role in CARRIED and b.id not in replaced and needs_old_bytes(a, b):
+                found.add((b.id, device))
+        replaced |= {
+            a.buffer for a in k.accesses
+            if a.writes and a.covers and a.offset == 0 and a.nbytes == trace.buffers[a.buffer].nbytes
+        }  # fmt: skip
+    return found

@@ -1,0 +1,218 @@
+"""`python -m hw replay`: run plans of captured units on devices of this machine, kernel by kernel.
+
+Every result is a line of `<out>/<model>/<unit>.jsonl` the moment it is there; a plan whose line is there is not run
+again, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hw.capture.run import capture_unit, machine
+from hw.errors import HardwareError
+from hw.partition import Partition, split, whole
+from hw.replay.session import Session, random_devices
+from hw.workloads import UnitSpec, Workload, load_workload
+from tesserasim.plans import ANY_SITE, Lane, read_plan
+
+SWITCHES = (1, 2, 4, 8, 16, 32, 64, 100)
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of the command."""
+
+    model: str
+    units: tuple[str, ...]
+    sms: tuple[int, ...]  # multiprocessors of each partition; empty: every GPU is a device
+    plans: tuple[Path, ...]
+    random: int
+    depths: tuple[int, ...]
+    mutations: int
+    out: Path
+    deadline: float
+    seed: int = 0
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+def devices(sms: Sequence[int]) -> list[Partition]:
+    """Partitions of GPU 0, or all GPUs."""
+    if not torch.cuda.is_available():
+        raise HardwareError("no CUDA device: plans are replayed on GPUs (or see the aten backend for CPUs)")
+    if sms:
+        return split(sms)
+    if torch.cuda.device_count() < 2:
+        raise HardwareError("one GPU alone: give --sms, e.g. --sms 64,68, to split it into partitions")
+    return [whole(i, f"gpu{i}") for i in range(torch.cuda.device_count())]
+
+
+class Journal:
+    """Lines of results of one unit, each written and flushed whole."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.done = {(r["kind"], r.get("plan"), r.get("depth")) for r in self._read()}
+        self.add({"kind": "session", **facts})
+
+    def _read(self) -> list[dict[str, Any]]:
+        rows = []
+        for line in self.path.read_text("utf-8").splitlines() if self.path.exists() else []:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue  # the last line of a run that was killed
+        return [r for r in rows if isinstance(r, dict) and "kind" in r]
+
+    def has(self, kind: str, plan: str, depth: int | None = None) -> bool:
+        return (kind, plan, depth) in self.done
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(row, sort_keys=True) + "\n")
+        self.done.add((row["kind"], row.get("plan"), row.get("depth")))
+
+
+def lanes(job: Job, unit: UnitSpec, sites: Sequence[str], names: Sequence[str], parts: Mapping[str, str]) -> list[Lane]:
+    """What is replayed: every device alone, attention and FFN apart, random placements, and the lanes of plan files."""
+    found = [Lane(f"single-{n}", unit.batch, 1, {unit.name: {ANY_SITE: n}}) for n in names]
+    for one, other in itertools.permutations(names, 2):
+        placed = {s: one if parts.get(s) == "attention" else other for s in sites}
+        if len(set(placed.values())) > 1:
+            found.append(Lane(f"af-{one}-{other}", unit.batch, 1, {unit.name: placed}))
+    rng = random.Random(f"{job.seed} {unit.file_stem}")
+    for i in range(job.random):
+        switches = min(SWITCHES[i % len(SWITCHES)], len(dict.fromkeys(sites)) - 1)
+        placed = random_devices(sites, names, switches, rng)
+        found.append(Lane(f"random-{i}-{switches}", unit.batch, 1, {unit.name: placed}))
+    for path in job.plans:
+        found += [lane for lane in read_plan(path).lanes if unit.name in lane.assignment]
+    return found
+
+
+def plan_id(device_of: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(device_of).encode()).hexdigest()[:16]
+
+
+def replay(job: Job) -> int:
+    """Run a job; 1 if a plan failed or was not reached."""
+    parts = devices(job.sms)
+    workload = load_workload(job.model)
+    info = machine()
+    failed = 0
+    for unit in [u for u in workload.units() if not job.units or u.file_stem in job.units]:
+        try:
+            failed += _unit(job, workload, unit, parts, info)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            log(f"{job.model} {unit.file_stem}: FAILED {type(error).__name__}: {str(error)[:300]}")
+            failed += 1
+    return 1 if failed else 0
+
+
+def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partition], info: Mapping[str, Any]) -> int:
+    t0 = time.monotonic()
+    session = Session(workload, unit, parts)
+    facts = {
+        "model": workload.name, "unit": unit.as_dict(), "machine": dict(info),
+        "devices": {p.name: {"sms": p.sms, "gpu": p.device} for p in parts}, "pinned": session.pinned,
+    }  # fmt: skip
+    journal = Journal(job.out / workload.name / f"{unit.file_stem}.jsonl", facts)
+    log(f"{workload.name} {unit.file_stem}: captured on {len(parts)} devices in {time.monotonic() - t0:.1f} s, "
+        f"{len(session.pinned)} sites pinned")  # fmt: skip
+    kernels = session.trace.kernels
+    part = {k.site: workload_part(workload, k.module, k.op) for k in kernels}
+    todo = lanes(job, unit, [k.site for k in kernels], [p.name for p in parts], part)
+    failed = _checks(job, session, journal, todo)
+    for depth in job.depths:
+        for lane in todo:
+            device_of = session.devices(lane)
+            key = plan_id(device_of)
+            if job.late or journal.has("timing", key, depth):
+                continue
+            session.deepen(depth)
+            timing = session.time(device_of, depth)
+            journal.add({"kind": "timing", "plan": key, "lane": lane.name, **timing.as_dict()})
+            log(f"  {lane.name} d{depth}: {timing.as_dict()['units_per_s']:.2f}/s")
+    return failed
+
+
+def workload_part(workload: Workload, module: str, op: str) -> str:
+    """Attention or FFN, roughly, of a site of a transformer layer: by what its operator is."""
+    if not module.startswith("layers."):
+        return workload.weights_of(module)
+    words = ("attention", "wqkv", "wo", "rope", "kv", "qkv", "index_copy", "conv", "scan", "in_proj")
+    return "attention" if any(w in op for w in words) else "ffn"
+
+
+def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) -> int:
+    failed, want, seed = 0, None, 7 + job.seed
+    for lane in todo:
+        device_of = session.devices(lane)
+        key = plan_id(device_of)
+        if job.late or journal.has("check", key):
+            continue
+        if want is None:
+            want = session.unsplit(seed)
+            again, other = session.unsplit(seed), session.unsplit(seed + 1)
+            same = all(torch.equal(a, b) for a, b in zip(want, again, strict=True))
+            moved = sum(not torch.equal(a, b) for a, b in zip(want, other, strict=True))
+            journal.add({"kind": "reference", "repeats": same, "outputs": len(want), "follow_inputs": moved})
+            log(f"  reference: {len(want)} outputs, repeats {same}, {moved} change with the inputs")
+        report = session.check(device_of, seed, want)
+        failed += not report["equal"]
+        facts = {"kind": "check", "plan": key, "lane": lane.name, "seed": seed, "device_of": _runs(device_of)}
+        journal.add({**facts, **report})
+        log(f"  {lane.name}: equal {report['equal']}, {report['switches']} switches, {report['moved_bytes']} B moved")
+        wanted = job.mutations and lane.name.startswith("random") and report["moves"] >= 2
+        if wanted and report["equal"] and not journal.has("mutations", key):
+            rng = random.Random(f"{job.seed} {key}")
+            found = session.mutate(device_of, seed, want, job.mutations, rng)
+            journal.add({"kind": "mutations", "plan": key, "lane": lane.name, **found})
+            log(f"  {lane.name}: {sum(x[1] for x in found['lost'])} of {len(found['lost'])} lost moves and "
+                f"{sum(x[1] for x in found['early'])} of {len(found['early'])} lost waits show")  # fmt: skip
+    return failed
+
+
+def _runs(device_of: Sequence[str]) -> list[list[Any]]:
+    """Device of every kernel as runs of [device, count]."""
+    return [[d, len(list(g))] for d, g in itertools.groupby(device_of)]
+
+
+def profile(job: Job) -> int:
+    """Kernel times of units on every partition: traces under `out`/<partition>/<model>."""
+    from hw.capture.assemble import assemble
+    from tesserasim.trace.parquet import write_trace
+
+    parts, workload, info = devices(job.sms), load_workload(job.model), machine()
+    for unit in [u for u in workload.units() if not job.units or u.file_stem in job.units]:
+        for p in parts:
+            path = job.out / p.name / workload.name / f"{unit.file_stem}.parquet"
+            if job.late or path.exists():
+                continue
+            captured = capture_unit(workload, unit, stream=p.stream())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_trace(assemble(workload, captured, {**info, "gpu": f"{info['gpu']}/{p.sms}sm"}), path)
+            log(f"{workload.name} {unit.file_stem} on {p.name} ({p.sms} SMs): {captured.e2e_ns['median'] / 1e6:.3f} ms")
+    return 0

@@ -1,0 +1,245 @@
+"""One unit on several devices: arenas for every slot, placements replayed, checked, broken on purpose, and timed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hw.errors import HardwareError
+from hw.partition import Partition
+from hw.power import EnergyMeter, joules
+from hw.replay.arena import Arena, capture_arena, differences, handles
+from hw.replay.contents import delta_rows, differing, fill, gather, holds_nan, poison
+from hw.replay.cut import NEXT, Launch, Move, Step, brought, cut, remains
+from hw.replay.graph import SplitGraph
+from hw.workloads.base import UnitSpec, Workload
+from tesserasim.plans import Lane
+
+_SPIN_CYCLES = 4_000_000  # about 2 ms
+_AHEAD_CYCLES = 2_000_000
+_SETTLE_S, _REST_S = 0.15, 0.05
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Measured closed loop of one placement: bursts of `launches` per slot."""
+
+    depth: int
+    launches: int
+    per_s: tuple[float, ...]  # units completed per second, a figure per burst
+    latency_ms: tuple[float, ...]  # median time of a launch in its slot, a figure per burst
+    energy_j: float | None  # of one unit
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "depth": self.depth, "launches": self.launches, "units_per_s": statistics.median(self.per_s),
+            "units_per_s_all": list(self.per_s), "latency_ms": statistics.median(self.latency_ms),
+            "latency_ms_all": list(self.latency_ms), "energy_j": self.energy_j,
+        }  # fmt: skip
+
+
+class Session:
+    """Captures of `unit` on every partition, one per slot."""
+
+    def __init__(self, workload: Workload, unit: UnitSpec, partitions: Sequence[Partition], depth: int = 1) -> None:
+        self.workload, self.unit, self.partitions = workload, unit, list(partitions)
+        self.slots: list[dict[str, Arena]] = []
+        self.streams: list[torch.cuda.Stream] = []
+        self.pinned: dict[str, str] = {}  # site -> why it must stay on the first device
+        self._spins: dict[str, Any] = {}
+        self.deepen(depth)
+
+    def deepen(self, depth: int) -> None:
+        """Capture until there are `depth` slots."""
+        while len(self.slots) < depth:
+            slot = {p.name: capture_arena(self.workload, self.unit, p) for p in self.partitions}
+            self.slots.append(slot)
+            self.streams.append(torch.cuda.Stream())
+            first = self.slots[0][self.partitions[0].name]
+            for arena in slot.values():
+                for kernel, why in differences(first, arena).items():
+                    self.pinned.setdefault(first.trace.kernels[kernel].site, why)
+        self.rows = delta_rows(self.slots[0][self.partitions[0].name])
+
+    @property
+    def trace(self) -> Any:
+        return self.slots[0][self.partitions[0].name].trace
+
+    def devices(self, lane: Lane) -> list[str]:
+        """Device of every kernel under a plan's lane; pinned sites stay on the first device."""
+        home = self.partitions[0].name
+        return [home if k.site in self.pinned else lane.device_of(self.unit.name, k.site) for k in self.trace.kernels]
+
+    def build(self, device_of: Sequence[str], slot: int = 0, **wrong: Any) -> tuple[list[Step], SplitGraph]:
+        steps = cut(self.trace, device_of, carry=True)
+        return steps, SplitGraph(steps, self.slots[slot], self.rows, **wrong)
+
+    # Correctness
+
+    def outputs(self, device_of: Sequence[str], seed: int, **wrong: Any) -> list[torch.Tensor]:
+        """Poison, set values of `seed`, run once, and collect what was made."""
+        _, graph = self.build(device_of, **wrong)
+        try:
+            self.prepare(device_of, seed)
+            graph.launch(self.streams[0])
+            torch.cuda.synchronize()
+            return gather(self.slots[0], remains(self.trace, device_of), self.rows)
+        finally:
+            graph.close()
+
+    def prepare(self, device_of: Sequence[str], seed: int, slot: int = 0) -> None:
+        true = brought(self.trace, device_of)
+        for name, arena in self.slots[slot].items():
+            poison(arena, seed)
+            fill(arena, seed, {b for b, d in true if d == name})
+        torch.cuda.synchronize()
+
+    def unsplit(self, seed: int) -> list[torch.Tensor]:
+        """What the captured graph itself makes of the same values on the first device: the reference."""
+        home = self.partitions[0].name
+        device_of = [home] * len(self.trace.kernels)
+        self.prepare(device_of, seed)
+        arena = self.slots[0][home]
+        if not arena.ready:
+            arena.graphed.graph.instantiate()
+            arena.ready = True
+        with torch.cuda.stream(arena.graphed.stream):
+            arena.graphed.graph.replay()
+        torch.cuda.synchronize()
+        return gather(self.slots[0], remains(self.trace, device_of), self.rows)
+
+    def check(self, device_of: Sequence[str], seed: int, want: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Whether a placement gives `want` to the bit, and what it moved."""
+        got = self.outputs(device_of, seed)
+        wrong = differing(got, want)
+        steps = cut(self.trace, device_of, carry=True)
+        moves = [s for s in steps if isinstance(s, Move)]
+        return {
+            "equal": not wrong, "outputs": len(want), "wrong_outputs": wrong[:8], "nan": holds_nan(got, seed),
+            "moves": len(moves), "moved_bytes": sum(m.nbytes for m in moves),
+            "switches": sum(a != b for a, b in itertools.pairwise(device_of)),
+            "kernels": {p.name: sum(d == p.name for d in device_of) for p in self.partitions},
+        }  # fmt: skip
+
+    def mutate(
+        self, device_of: Sequence[str], seed: int, want: Sequence[torch.Tensor], count: int, rng: random.Random
+    ) -> dict[str, Any]:
+        """Drop `count` moves, then `count` waits (with a late producer), one a run: how often the output differs."""
+        steps = cut(self.trace, device_of, carry=True)
+        moves = [i for i, s in enumerate(steps) if isinstance(s, Move) and s.before != NEXT]
+        at = {(s.kernel, s.device): i for i, s in enumerate(steps) if isinstance(s, Launch)}
+        report: dict[str, Any] = {"lost": [], "early": []}
+        for i in rng.sample(moves, min(count, len(moves))):
+            got = self.outputs(device_of, seed, lost={i})
+            report["lost"].append([i, bool(differing(got, want))])
+        for i in rng.sample(moves, min(count, len(moves))):
+            move = steps[i]
+            assert isinstance(move, Move)
+            reader, writer = at[move.before, move.target], at[move.after, move.source]
+            gone = {
+                (reader, j) for j, s in enumerate(steps)
+                if isinstance(s, Move) and (s.before, s.target) == (move.before, move.target)
+            }  # fmt: skip
+            spin = {"late": {writer}, "spin": self.spin(move.source)}
+            control = self.outputs(device_of, seed, **spin)
+            got = self.outputs(device_of, seed, early=gone, **spin)
+            report["early"].append([i, bool(differing(got, want)), not differing(control, want)])
+        return report
+
+    def spin(self, device: str) -> Any:
+        """A node that keeps one thread of a device busy for about 2 ms."""
+        if device not in self._spins:
+            stream = next(p for p in self.partitions if p.name == device).stream()
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            with torch.cuda.stream(stream):
+                graph.capture_begin()
+                torch.cuda._sleep(_SPIN_CYCLES)
+                graph.capture_end()
+            self._spins[device] = (graph, stream, handles(graph)[0])
+        return self._spins[device][2]
+
+    # Timing
+
+    def time(self, device_of: Sequence[str], depth: int, bursts: int = 4, burst_s: float = 0.25) -> Timing:
+        """Closed loop of `depth` slots, each launching the unit again and again."""
+        graphs = [self.build(device_of, slot)[1] for slot in range(depth)]
+        try:
+            for slot in range(depth):
+                self.prepare(device_of, seed=1, slot=slot)
+            return self._time(graphs, bursts, burst_s)
+        finally:
+            torch.cuda.synchronize()
+            for g in graphs:
+                g.close()
+
+    def _time(self, graphs: Sequence[SplitGraph], bursts: int, burst_s: float) -> Timing:
+        streams = self.streams[: len(graphs)]
+        once = _burst(graphs, streams, 2)[0] / 2
+        launches = max(3, int(burst_s / once))
+        until = time.monotonic() + _SETTLE_S
+        while time.monotonic() < until:
+            _burst(graphs, streams, 2)
+        meter = EnergyMeter()
+        rates, latencies = [], []
+        before = meter.millijoules()
+        for _ in range(bursts):
+            seconds, latency = _burst(graphs, streams, launches)
+            rates.append(len(graphs) * launches / seconds)
+            latencies.append(statistics.median(latency) * 1e3)
+        energy = joules(before, meter.millijoules())
+        units = bursts * len(graphs) * launches
+        per_unit = energy / units if energy is not None else None
+        return Timing(len(graphs), launches, tuple(rates), tuple(latencies), per_unit)
+
+
+def _burst(
+    graphs: Sequence[SplitGraph], streams: Sequence[torch.cuda.Stream], launches: int
+) -> tuple[float, list[float]]:
+    """(seconds from start to the last end, seconds of every launch) of `launches` per slot, submitted ahead."""
+    torch.cuda.synchronize()
+    begin = torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(_AHEAD_CYCLES)
+    begin.record()
+    marks: list[list[torch.cuda.Event]] = [[] for _ in graphs]
+    for s in streams:
+        s.wait_event(begin)
+    for _ in range(launches):
+        for graph, stream, mark in zip(graphs, streams, marks, strict=True):
+            graph.launch(stream)
+            end = torch.cuda.Event(enable_timing=True)
+            end.record(stream)
+            mark.append(end)
+    torch.cuda.synchronize()
+    total = max(begin.elapsed_time(m[-1]) for m in marks) * 1e-3
+    each = [a.elapsed_time(b) * 1e-3 for m in marks for a, b in zip([begin, *m], m, strict=False)]
+    return total, each
+
+
+def random_devices(sites: Sequence[str], names: Sequence[str], switches: int, rng: random.Random) -> dict[str, str]:
+    """A device for every site, changing about `switches` times in program order, starting anywhere."""
+    order = list(dict.fromkeys(sites))
+    if len(names) < 2 or switches >= len(order):
+        raise HardwareError(f"{switches} switches over {len(order)} sites and {len(names)} devices")
+    changes = set(rng.sample(range(1, len(order)), switches))
+    now = rng.choice(list(names))
+    placed = {}
+    for i, site in enumerate(order):
+        if i in changes:
+            now = rng.choice([n for n in names if n != now])
+        placed[site] = now
+    return placed
+
+
+def site_share(devices: Sequence[str], durations: Mapping[int, int] | Sequence[int], names: Collection[str]) -> float:
+    """Smallest share of the summed durations over the devices `names`."""
+    total = dict.fromkeys(names, 0)
+    for i, d in enumerate(devices):
+        total[d] += durations[i]
+    return min(total.values()) / max(1, sum(total.values()))
