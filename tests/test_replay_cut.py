@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hw.replay.cut import NEXT, Launch, Move, cut
+from hw.replay.cut import NEXT, Launch, Move, Remains, brought, cut, remains
 from tesserasim.deps.graph import unit_flow
 from tesserasim.errors import InputError
 from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
@@ -110,3 +110,27 @@ def test_the_same_bytes_as_the_values_of_the_dependency_graph(name: str) -> None
             got[s.after, s.buffer, s.target] += s.nbytes
         assert got == want
         assert len(launched) == len(trace.kernels)
+
+
+@pytest.mark.quick
+def test_what_remains_and_what_must_be_brought() -> None:
+    t = Trace(
+        META,
+        buffers=(
+            Buffer(0, "kv", 1000, "state"), Buffer(1, "token", 8, "state"), Buffer(2, "a", 64, "activation", 5, 0),
+            Buffer(3, "lse", 64, "activation", 5, 64), Buffer(4, "b", 64, "activation", 5, 96),
+            Buffer(5, "logits", 32, "activation", 5, 256), Buffer(6, "image", 16, "input"),
+        ),
+        kernels=tuple(
+            Kernel(i, f"k{i}", f"m/k{i}#0", accesses=tuple(a)) for i, a in enumerate([
+                [access(1, "R", 8), access(6, "R", 16), access(2, "W", 64, covers=True)],
+                [access(2, "R", 64), access(0, "W", 16), access(3, "W", 64, covers=True)],
+                [access(0, "R", 1000), access(4, "W", 64, covers=True)],  # takes the place of lse in part
+                [access(4, "R", 64), access(5, "W", 32, covers=True), access(1, "W", 8, covers=True)],
+            ])
+        ),
+    )  # fmt: skip
+    assert brought(t, list("abab")) == {(1, "a"), (6, "a"), (0, "a")}
+    assert remains(t, list("abab")) == [
+        Remains(0, 0, 16, "b", delta=True), Remains(1, 0, 8, "b"), Remains(5, 0, 32, "b")
+    ]  # fmt: skip

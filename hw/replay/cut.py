@@ -195,7 +195,8 @@ class Remains:
 
 
 def remains(trace: Trace, device_of: Sequence[str]) -> list[Remains]:
-    """What a unit has made when it ends: written state, inputs and outputs, and values that nothing in it reads."""
+    """What a unit has made when it ends: written state, inputs and outputs, and values that nothing in it reads and
+    whose place nothing has taken since."""
     done = _Cut(trace, device_of)
     done.run(carry=False)
     read = {a.buffer: k.id for k in trace.kernels for a in k.accesses if needs_old_bytes(a, trace.buffers[a.buffer])}
@@ -203,9 +204,26 @@ def remains(trace: Trace, device_of: Sequence[str]) -> list[Remains]:
     for i, content in sorted(done.content.items()):
         b = trace.buffers[i]
         for delta, pieces in ((False, content.pieces), (True, content.deltas)):
-            kept = [p for p in pieces if b.role in CARRIED or (b.role == "activation" and read.get(i, -1) < p.writer)]
+            kept = [
+                p for p in pieces
+                if b.role in CARRIED
+                or (b.role == "activation" and read.get(i, -1) < p.writer and not _overwritten(trace, i, p))
+            ]  # fmt: skip
             found += [Remains(i, p.start, p.end, device_of[p.writer], delta) for p in kept]
     return found
+
+
+def _overwritten(trace: Trace, buffer: int, p: _Piece) -> bool:
+    """Whether a later kernel writes another buffer to the place of a piece: the allocator has given it out again."""
+    b = trace.buffers[buffer]
+    start, end = b.storage_offset + p.start, b.storage_offset + p.end
+    for k in trace.kernels[p.writer + 1 :]:
+        for a in k.accesses:
+            c = trace.buffers[a.buffer]
+            other = a.writes and a.buffer != buffer and c.storage == b.storage
+            if other and c.storage_offset < end and start < c.storage_offset + c.nbytes:
+                return True
+    return False
 
 
 def brought(trace: Trace, device_of: Sequence[str]) -> set[tuple[int, str]]:
