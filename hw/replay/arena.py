@@ -47,10 +47,24 @@ def capture_arena(workload: Workload, unit: UnitSpec, partition: Partition, prio
     tensors = list(workload.named_tensors())
     kept = {n.name: n.tensor.clone() for n in tensors if n.role != "weight" and not n.tensor.is_floating_point()}
     found = attribute(
-        workload, unit, graphed.nodes, graphed.recorder.calls, graphed.recorder.borders, graphed.segments
+        workload, unit, graphed.nodes, graphed.recorder.calls, graphed.recorder.borders, _blocks()
     )
     integers = frozenset(a.storage for c in found.calls for a in c.arguments if "int" in a.dtype)
     return Arena(partition, unit, graphed, found, tensors, integers, _trace(workload, unit, graphed.nodes, found), kept)
+
+
+def _blocks() -> list[tuple[int, int]]:
+    """Sorted (first, end) of allocated blocks outside of graphs' pools, and of whole segments inside of them.
+
+    Two captures may keep their library workspaces in one segment: taken whole, they would seem to share them.
+    """
+    found: list[tuple[int, int]] = []
+    for s in torch.cuda.memory_snapshot():
+        if tuple(s.get("segment_pool_id") or (0, 0)) == (0, 0):
+            found += [(b["address"], b["address"] + b["size"]) for b in s["blocks"]]
+        else:
+            found.append((s["address"], s["address"] + s["total_size"]))
+    return sorted(found)
 
 
 def _trace(workload: Workload, unit: UnitSpec, nodes: Sequence[Node], found: Attribution) -> Trace:
@@ -75,9 +89,14 @@ def differences(one: Arena, other: Arena) -> dict[int, str]:
     """
     if len(one.nodes) != len(other.nodes) or one.found.sites != other.found.sites:
         raise HardwareError(f"{one.unit.file_stem}: two captures differ in their kernels or sites")
-    shapes = [[(b.role, b.nbytes) for b in a.found.buffers] for a in (one, other)]
-    if shapes[0] != shapes[1]:
-        raise HardwareError(f"{one.unit.file_stem}: two captures differ in their buffers")
+    if len(one.found.buffers) != len(other.found.buffers):
+        raise HardwareError(f"{one.unit.file_stem}: two captures differ in the number of their buffers")
+    for x, y in zip(one.found.buffers, other.found.buffers, strict=True):
+        if (x.role, x.nbytes) != (y.role, y.nbytes):
+            raise HardwareError(
+                f"{one.unit.file_stem}: two captures differ in buffer {x.name}: {x.role} of {x.nbytes} bytes, and "
+                f"{y.role} of {y.nbytes}"
+            )
     places = _Places(one, other)
     out = {}
     for i, (a, b) in enumerate(zip(one.nodes, other.nodes, strict=True)):
