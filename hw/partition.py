@@ -29,6 +29,11 @@ class Partition:
     device: int = 0
     context: Any = None
 
+    @property
+    def driver_context(self) -> Any:
+        """The context of its kernels as the driver API wants it; None for the whole GPU."""
+        return None if self.context is None else call(cuda.cuCtxFromGreenCtx(self.context), "cuCtxFromGreenCtx")
+
     def stream(self, priority: int = 0) -> torch.cuda.Stream:
         """A new stream on which kernels use these multiprocessors alone."""
         if self.context is None:

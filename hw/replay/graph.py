@@ -6,6 +6,7 @@ are lost), each from the capture of its own device: that is what makes the addre
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from cuda.bindings import driver as cuda
 
 from hw.capture.driver import call
+from hw.errors import DriverError
 from hw.replay.arena import Arena, handles
 from hw.replay.cut import Launch, Move, Step
 from hw.replay.order import Touch, waits
@@ -63,11 +65,117 @@ def order(steps: Sequence[Step], arenas: Mapping[str, Arena]) -> list[list[int]]
     return needs
 
 
+class Nodes:
+    """Adds the nodes of steps to graphs."""
+
+    def __init__(self, arenas: Mapping[str, Arena], rows: Mapping[int, Rows]) -> None:
+        self.context = call(cuda.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        self.handles = {d: handles(a.graphed.graph) for d, a in arenas.items()}
+        self.contexts = {d: a.partition.driver_context for d, a in arenas.items()}
+        self.arenas, self.rows = arenas, rows
+
+    def step(self, graph: Any, step: Step, after: list[Any]) -> list[Any]:
+        """The nodes that end a step."""
+        if isinstance(step, Launch):
+            return [self.add(graph, self.handles[step.device][step.kernel], after, step.device)]
+        return [self._copy(graph, p, after) for p in self._copies(step)]
+
+    def add(self, graph: Any, node: Any, after: list[Any], device: str) -> Any:
+        """A captured node again, in the context of its device."""
+        kind = call(cuda.cuGraphNodeGetType(node), "cuGraphNodeGetType")
+        before = (graph, after or None, len(after))
+        if kind == _KERNEL:
+            return _kernel(before, node, self.contexts[device])
+        if kind == _MEMSET:
+            params = call(cuda.cuGraphMemsetNodeGetParams(node), "cuGraphMemsetNodeGetParams")
+            return call(cuda.cuGraphAddMemsetNode(*before, params, self.context), "cuGraphAddMemsetNode")
+        params = call(cuda.cuGraphMemcpyNodeGetParams(node), "cuGraphMemcpyNodeGetParams")
+        return call(cuda.cuGraphAddMemcpyNode(*before, params, self.context), "cuGraphAddMemcpyNode")
+
+    def _copies(self, move: Move) -> list[tuple[int, int, int, int, int]]:
+        """(source address, target address, bytes of a row, rows, pitch) of every copy of a move."""
+        source, target = (self.arenas[d].address(move.buffer) for d in (move.source, move.target))
+        if not move.delta:
+            return [(source + move.start, target + move.start, move.nbytes, 1, move.nbytes)]
+        return [(source + r.offset, target + r.offset, r.nbytes, r.count, r.pitch) for r in self.rows[move.buffer]]
+
+    def _copy(self, graph: Any, part: tuple[int, int, int, int, int], after: list[Any]) -> Any:
+        source, target, width, height, pitch = part
+        p = cuda.CUDA_MEMCPY3D()
+        p.srcMemoryType = p.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        p.srcDevice, p.dstDevice = cuda.CUdeviceptr(source), cuda.CUdeviceptr(target)
+        p.srcPitch = p.dstPitch = pitch
+        p.srcHeight = p.dstHeight = height
+        p.WidthInBytes, p.Height, p.Depth = width, height, 1
+        result = cuda.cuGraphAddMemcpyNode(graph, after or None, len(after), p, self.context)
+        return call(result, "cuGraphAddMemcpyNode")
+
+
+#: How a kernel node of a green context is made again: which context is current, and which its parameters name.
+_WAYS = ("as it is", "current", "both", "named")
+_ATTRIBUTES = (
+    "COOPERATIVE", "CLUSTER_DIMENSION", "CLUSTER_SCHEDULING_POLICY_PREFERENCE", "PROGRAMMATIC_STREAM_SERIALIZATION",
+    "PRIORITY", "MEM_SYNC_DOMAIN_MAP", "MEM_SYNC_DOMAIN", "PREFERRED_CLUSTER_DIMENSION",
+    "PREFERRED_SHARED_MEMORY_CARVEOUT",
+)  # fmt: skip
+_works: dict[bool, tuple[str, bool]] = {}  # in a green context -> (way, attributes as a whole)
+
+
+def _kernel(before: tuple[Any, Any, int], node: Any, context: Any) -> Any:
+    """A captured kernel node again, attributes and all; DriverError with every way that was tried."""
+    green = context is not None
+    ways = [(w, whole) for whole in (True, False) for w in (_WAYS if green else _WAYS[:1])]
+    errors = []
+    for way, whole in [_works[green]] if green in _works else ways:
+        if way in ("current", "both"):
+            call(cuda.cuCtxPushCurrent(context), "cuCtxPushCurrent")
+        try:
+            copy = _again(before, node, context if way in ("named", "both") else None, whole)
+            _works[green] = (way, whole)
+            return copy
+        except DriverError as error:
+            errors.append(f"{way}{'' if whole else ', attribute by attribute'}: {error}")
+        finally:
+            if way in ("current", "both"):
+                call(cuda.cuCtxPopCurrent(), "cuCtxPopCurrent")
+    raise DriverError("a captured kernel node cannot be made again: " + "; ".join(errors))
+
+
+def _again(before: tuple[Any, Any, int], node: Any, context: Any, whole: bool) -> Any:
+    params = call(cuda.cuGraphKernelNodeGetParams(node), "cuGraphKernelNodeGetParams")
+    if context is not None:
+        params.ctx = context
+    copy = call(cuda.cuGraphAddKernelNode(*before, params), "cuGraphAddKernelNode")
+    try:
+        if whole:
+            call(cuda.cuGraphKernelNodeCopyAttributes(copy, node), "cuGraphKernelNodeCopyAttributes")
+            return copy
+        ids = getattr(cuda, "CUkernelNodeAttrID", None) or cuda.CUlaunchAttributeID
+        for name in _ATTRIBUTES:
+            which = getattr(ids, f"CU_LAUNCH_ATTRIBUTE_{name}", None)
+            if which is None:
+                continue
+            status, value = cuda.cuGraphKernelNodeGetAttribute(node, which)
+            if status == cuda.CUresult.CUDA_SUCCESS:
+                status, standard = cuda.cuGraphKernelNodeGetAttribute(copy, which)
+                if status != cuda.CUresult.CUDA_SUCCESS or bytes_of(value) != bytes_of(standard):
+                    call(cuda.cuGraphKernelNodeSetAttribute(copy, which, value), f"attribute {name}")
+        return copy
+    except DriverError:
+        call(cuda.cuGraphDestroyNode(copy), "cuGraphDestroyNode")
+        raise
+
+
+def bytes_of(value: Any) -> bytes:
+    """The 64 bytes of an attribute's value."""
+    return ctypes.string_at(int(value.getPtr()), 64)
+
+
 class SplitGraph:
-    """An executable graph of `steps`. `rows`: where the deltas of a state lie, by buffer.
+    """An executable of `steps`. `rows`: where the deltas of a state lie, by buffer.
 
     `lost`: moves that are left out; `early`: (launch, move) waits that are left out; `late`: launches that a kernel
-    spinning for `spin` cycles comes before. These make a run wrong on purpose, or give it time to go wrong.
+    spinning for a while, `spin`, comes before. These make a run wrong on purpose, or give it time to go wrong.
     """
 
     def __init__(
@@ -75,21 +183,14 @@ class SplitGraph:
         lost: Collection[int] = (), early: Collection[tuple[int, int]] = (), late: Collection[int] = (),
         spin: Any = None,
     ) -> None:  # fmt: skip
-        self._context = call(cuda.cuCtxGetCurrent(), "cuCtxGetCurrent")
-        self._handles = {d: handles(a.graphed.graph) for d, a in arenas.items()}
-        self._arenas, self._rows, self._spin = arenas, rows, spin
+        nodes = Nodes(arenas, rows)
         self.graph = call(cuda.cuGraphCreate(0), "cuGraphCreate")
         made: list[list[Any]] = []  # nodes that end a step
         for i, (step, needs) in enumerate(zip(steps, order(steps, arenas), strict=True)):
             after = [node for j in needs if (i, j) not in early for node in made[j]]
-            if i in late:
-                after = [self._add(spin, after)]
-            if isinstance(step, Launch):
-                made.append([self._add(self._handles[step.device][step.kernel], after)])
-            elif i in lost:
-                made.append(after)
-            else:
-                made.append([self._copy(p, after) for p in self._copies(step)])
+            if i in late and isinstance(step, Launch):
+                after = [nodes.add(self.graph, spin, after, step.device)]
+            made.append(after if i in lost else nodes.step(self.graph, step, after))
         self.executable = call(cuda.cuGraphInstantiate(self.graph, 0), "cuGraphInstantiate")
 
     def launch(self, stream: torch.cuda.Stream) -> None:
@@ -98,35 +199,3 @@ class SplitGraph:
     def close(self) -> None:
         call(cuda.cuGraphExecDestroy(self.executable), "cuGraphExecDestroy")
         call(cuda.cuGraphDestroy(self.graph), "cuGraphDestroy")
-
-    def _add(self, node: Any, after: list[Any]) -> Any:
-        kind = call(cuda.cuGraphNodeGetType(node), "cuGraphNodeGetType")
-        before = (self.graph, after or None, len(after))
-        if kind == _KERNEL:
-            params = call(cuda.cuGraphKernelNodeGetParams(node), "cuGraphKernelNodeGetParams")
-            copy = call(cuda.cuGraphAddKernelNode(*before, params), "cuGraphAddKernelNode")
-            call(cuda.cuGraphKernelNodeCopyAttributes(copy, node), "cuGraphKernelNodeCopyAttributes")
-            return copy
-        if kind == _MEMSET:
-            params = call(cuda.cuGraphMemsetNodeGetParams(node), "cuGraphMemsetNodeGetParams")
-            return call(cuda.cuGraphAddMemsetNode(*before, params, self._context), "cuGraphAddMemsetNode")
-        params = call(cuda.cuGraphMemcpyNodeGetParams(node), "cuGraphMemcpyNodeGetParams")
-        return call(cuda.cuGraphAddMemcpyNode(*before, params, self._context), "cuGraphAddMemcpyNode")
-
-    def _copies(self, move: Move) -> list[tuple[int, int, int, int, int]]:
-        """(source address, target address, bytes of a row, rows, pitch) of every copy of a move."""
-        source, target = (self._arenas[d].address(move.buffer) for d in (move.source, move.target))
-        if not move.delta:
-            return [(source + move.start, target + move.start, move.nbytes, 1, move.nbytes)]
-        return [(source + r.offset, target + r.offset, r.nbytes, r.count, r.pitch) for r in self._rows[move.buffer]]
-
-    def _copy(self, part: tuple[int, int, int, int, int], after: list[Any]) -> Any:
-        source, target, width, height, pitch = part
-        p = cuda.CUDA_MEMCPY3D()
-        p.srcMemoryType = p.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        p.srcDevice, p.dstDevice = cuda.CUdeviceptr(source), cuda.CUdeviceptr(target)
-        p.srcPitch = p.dstPitch = pitch
-        p.srcHeight = p.dstHeight = height
-        p.WidthInBytes, p.Height, p.Depth = width, height, 1
-        result = cuda.cuGraphAddMemcpyNode(self.graph, after or None, len(after), p, self._context)
-        return call(result, "cuGraphAddMemcpyNode")

@@ -153,7 +153,10 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
                 continue
             session.deepen(depth)
             timing = session.time(device_of, depth)
-            journal.add({"kind": "timing", "plan": key, "lane": lane.name, **timing.as_dict()})
+            if session.refused:
+                log(f"  segments, since: {session.refused}")
+            row = {"kind": "timing", "plan": key, "lane": lane.name, "segments": bool(session.refused)}
+            journal.add({**row, **timing.as_dict()})
             log(f"  {lane.name} d{depth}: {timing.as_dict()['units_per_s']:.2f}/s")
     return failed
 
@@ -185,7 +188,7 @@ def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) 
         facts = {"kind": "check", "plan": key, "lane": lane.name, "seed": seed, "device_of": _runs(device_of)}
         journal.add({**facts, **report})
         log(f"  {lane.name}: equal {report['equal']}, {report['switches']} switches, {report['moved_bytes']} B moved")
-        wanted = job.mutations and lane.name.startswith("random") and report["moves"] >= 2
+        wanted = job.mutations and lane.name.startswith("random") and report["moves"] >= 8
         if wanted and report["equal"] and not journal.has("mutations", key):
             rng = random.Random(f"{job.seed} {key}")
             found = session.mutate(device_of, seed, want, job.mutations, rng)

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from hw.errors import HardwareError
+from hw.errors import DriverError, HardwareError
 from hw.partition import Partition
 from hw.power import EnergyMeter, joules
 from hw.replay.arena import Arena, capture_arena, differences, handles
 from hw.replay.contents import delta_rows, differing, fill, gather, holds_nan, poison
 from hw.replay.cut import NEXT, Launch, Move, Step, brought, cut, remains
 from hw.replay.graph import SplitGraph
+from hw.replay.segments import SegmentRun
 from hw.workloads.base import UnitSpec, Workload
 from tesserasim.plans import Lane
 
@@ -53,6 +54,7 @@ class Session:
         self.slots: list[dict[str, Arena]] = []
         self.streams: list[torch.cuda.Stream] = []
         self.pinned: dict[str, str] = {}  # site -> why it must stay on the first device
+        self.refused = ""  # why the driver would not take one graph over the devices
         self._spins: dict[str, Any] = {}
         self.deepen(depth)
 
@@ -77,15 +79,24 @@ class Session:
         home = self.partitions[0].name
         return [home if k.site in self.pinned else lane.device_of(self.unit.name, k.site) for k in self.trace.kernels]
 
-    def build(self, device_of: Sequence[str], slot: int = 0, **wrong: Any) -> tuple[list[Step], SplitGraph]:
-        steps = cut(self.trace, device_of, carry=True)
-        return steps, SplitGraph(steps, self.slots[slot], self.rows, **wrong)
+    def build(self, device_of: Sequence[str], slot: int = 0, **wrong: Any) -> SplitGraph | SegmentRun:
+        """The placement as one graph, or as segments where the driver has refused such a graph before."""
+        steps: list[Step] = cut(self.trace, device_of, carry=True)
+        if self.refused and not wrong:
+            return SegmentRun(steps, self.slots[slot], self.rows)
+        try:
+            return SplitGraph(steps, self.slots[slot], self.rows, **wrong)
+        except DriverError as error:
+            if wrong or self.refused:
+                raise
+            self.refused = str(error)
+            return SegmentRun(steps, self.slots[slot], self.rows)
 
     # Correctness
 
     def outputs(self, device_of: Sequence[str], seed: int, **wrong: Any) -> list[torch.Tensor]:
         """Poison, set values of `seed`, run once, and collect what was made."""
-        _, graph = self.build(device_of, **wrong)
+        graph = self.build(device_of, **wrong)
         try:
             self.prepare(device_of, seed)
             graph.launch(self.streams[0])
@@ -167,9 +178,9 @@ class Session:
 
     # Timing
 
-    def time(self, device_of: Sequence[str], depth: int, bursts: int = 4, burst_s: float = 0.25) -> Timing:
+    def time(self, device_of: Sequence[str], depth: int, bursts: int = 4, burst_s: float = 0.12) -> Timing:
         """Closed loop of `depth` slots, each launching the unit again and again."""
-        graphs = [self.build(device_of, slot)[1] for slot in range(depth)]
+        graphs = [self.build(device_of, slot) for slot in range(depth)]
         try:
             for slot in range(depth):
                 self.prepare(device_of, seed=1, slot=slot)
@@ -179,7 +190,7 @@ class Session:
             for g in graphs:
                 g.close()
 
-    def _time(self, graphs: Sequence[SplitGraph], bursts: int, burst_s: float) -> Timing:
+    def _time(self, graphs: Sequence[SplitGraph | SegmentRun], bursts: int, burst_s: float) -> Timing:
         streams = self.streams[: len(graphs)]
         once = _burst(graphs, streams, 2)[0] / 2
         launches = max(3, int(burst_s / once))
@@ -200,7 +211,7 @@ class Session:
 
 
 def _burst(
-    graphs: Sequence[SplitGraph], streams: Sequence[torch.cuda.Stream], launches: int
+    graphs: Sequence[SplitGraph | SegmentRun], streams: Sequence[torch.cuda.Stream], launches: int
 ) -> tuple[float, list[float]]:
     """(seconds from start to the last end, seconds of every launch) of `launches` per slot, submitted ahead."""
     torch.cuda.synchronize()
