@@ -31,6 +31,7 @@ class Arena:
     integers: frozenset[int]  # storage addresses that a call used as integers
     trace: Trace
     originals: Mapping[str, torch.Tensor]  # integer inputs and state, as the capture used them
+    free: frozenset[str]  # integer inputs and state that may hold any number below their largest: tokens
     ready: bool = False  # the captured graph itself is instantiated
 
     @property
@@ -50,7 +51,10 @@ def capture_arena(workload: Workload, unit: UnitSpec, partition: Partition, prio
         workload, unit, graphed.nodes, graphed.recorder.calls, graphed.recorder.borders, _blocks()
     )
     integers = frozenset(a.storage for c in found.calls for a in c.arguments if "int" in a.dtype)
-    return Arena(partition, unit, graphed, found, tensors, integers, _trace(workload, unit, graphed.nodes, found), kept)
+    return Arena(
+        partition, unit, graphed, found, tensors, integers, _trace(workload, unit, graphed.nodes, found), kept,
+        frozenset(workload.token_inputs),
+    )
 
 
 def _blocks() -> list[tuple[int, int]]:

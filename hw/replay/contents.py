@@ -2,8 +2,8 @@
 
 A right answer must not be there already. So before every run each byte of activations, workspace and state becomes
 a NaN of every float format, inputs and state get values that the capture did not see, and only devices that read
-them get the true ones. Integers steer addresses: where they are not true they are other valid values, since a
-stale index must give a wrong answer, not a fault.
+them get the true ones. Integers steer addresses: token numbers are other valid ones where they are not true, since a
+stale index must give a wrong answer, not a fault; positions are the same everywhere.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def fill(arena: Arena, seed: int, true: Collection[int]) -> None:
                 n.tensor.fill_(float("nan"))
             continue
         original = arena.originals[n.name]
-        if original.numel() > 1 and bool((original.flatten().diff() == 1).all()):
-            n.tensor.copy_(original)  # positions
-        else:
-            top = max(2, int(original.max()) + 1)
-            generator = _generator(n.tensor, seed if right else seed + 1, n.name)
-            n.tensor.copy_(torch.randint(top, original.shape, device=n.tensor.device, generator=generator))
+        if n.name not in arena.free:
+            n.tensor.copy_(original)  # positions and the like steer what is written where
+            continue
+        top = max(2, int(original.max()) + 1)
+        generator = _generator(n.tensor, seed if right else seed + 1, n.name)
+        n.tensor.copy_(torch.randint(top, original.shape, device=n.tensor.device, generator=generator))
 
 
 def _generator(tensor: torch.Tensor, seed: int, name: str) -> torch.Generator:

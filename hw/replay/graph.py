@@ -187,7 +187,8 @@ class SplitGraph:
         self.graph = call(cuda.cuGraphCreate(0), "cuGraphCreate")
         made: list[list[Any]] = []  # nodes that end a step
         for i, (step, needs) in enumerate(zip(steps, order(steps, arenas), strict=True)):
-            after = [node for j in needs if (i, j) not in early for node in made[j]]
+            found = [node for j in needs if (i, j) not in early for node in made[j]]
+            after = list({int(node): node for node in found}.values())  # a lost move stands for what it waits for
             if i in late and isinstance(step, Launch):
                 after = [nodes.add(self.graph, spin, after, step.device)]
             made.append(after if i in lost else nodes.step(self.graph, step, after))

@@ -83,6 +83,8 @@ class Workload(ABC):
     model: str
     weight_dtype = "bf16"
     act_dtype = "bf16"
+    #: Names of inputs and state that hold token numbers: any number below the largest is as good.
+    token_inputs: tuple[str, ...] = ("prompt", "next_token", "clip_tokens", "t5_tokens")
     scope: Scope = staticmethod(lambda _name: nullcontext())
 
     def __init__(self, device: str) -> None:
