@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--depth", type=_counts, default=(1,), help="slots to time every plan with, e.g. 1,2,4")
     r.add_argument("--mutations", type=_count, default=0, help="moves and waits to drop, one a run, on random plans")
     r.add_argument("--profile", action="store_true", help="measure kernel times on every device instead")
+    r.add_argument("--links", action="store_true", help="measure hops between the first two devices instead")
     r.add_argument("--seed", type=_count, default=0)
     r.add_argument("--out", default="replay", help="folder for <model>/<unit>.jsonl (default: replay)")
     r.add_argument("--limit-s", type=_seconds, default=float("inf"), help="start no further run after this long")
@@ -113,13 +114,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "replay":
         import time
 
-        from hw.replay.run import Job, profile, replay
+        from hw.replay.run import Job, links, profile, replay
 
         job = Job(
             args.model, tuple(u for u in args.units.split(",") if u), args.sms, tuple(Path(p) for p in args.plan),
             args.random, args.depth, args.mutations, Path(args.out), time.monotonic() + args.limit_s, args.seed,
         )  # fmt: skip
-        return profile(job) if args.profile else replay(job)
+        return (links if args.links else profile if args.profile else replay)(job)
     from hw.capture import run
 
     return run.capture_all(

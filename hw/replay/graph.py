@@ -78,14 +78,14 @@ class Nodes:
         """The nodes that end a step."""
         if isinstance(step, Launch):
             return [self.add(graph, self.handles[step.device][step.kernel], after, step.device)]
-        return [self._copy(graph, p, after) for p in self._copies(step)]
+        return [add_copy(graph, p, after, self.context) for p in self._copies(step)]
 
     def add(self, graph: Any, node: Any, after: list[Any], device: str) -> Any:
         """A captured node again, in the context of its device."""
         kind = call(cuda.cuGraphNodeGetType(node), "cuGraphNodeGetType")
         before = (graph, after or None, len(after))
         if kind == _KERNEL:
-            return _kernel(before, node, self.contexts[device])
+            return add_kernel(before, node, self.contexts[device])
         if kind == _MEMSET:
             params = call(cuda.cuGraphMemsetNodeGetParams(node), "cuGraphMemsetNodeGetParams")
             return call(cuda.cuGraphAddMemsetNode(*before, params, self.context), "cuGraphAddMemsetNode")
@@ -99,16 +99,17 @@ class Nodes:
             return [(source + move.start, target + move.start, move.nbytes, 1, move.nbytes)]
         return [(source + r.offset, target + r.offset, r.nbytes, r.count, r.pitch) for r in self.rows[move.buffer]]
 
-    def _copy(self, graph: Any, part: tuple[int, int, int, int, int], after: list[Any]) -> Any:
-        source, target, width, height, pitch = part
-        p = cuda.CUDA_MEMCPY3D()
-        p.srcMemoryType = p.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        p.srcDevice, p.dstDevice = cuda.CUdeviceptr(source), cuda.CUdeviceptr(target)
-        p.srcPitch = p.dstPitch = pitch
-        p.srcHeight = p.dstHeight = height
-        p.WidthInBytes, p.Height, p.Depth = width, height, 1
-        result = cuda.cuGraphAddMemcpyNode(graph, after or None, len(after), p, self.context)
-        return call(result, "cuGraphAddMemcpyNode")
+
+def add_copy(graph: Any, part: tuple[int, int, int, int, int], after: list[Any], context: Any) -> Any:
+    """A copy node of (source address, target address, bytes of a row, rows, pitch)."""
+    source, target, width, height, pitch = part
+    p = cuda.CUDA_MEMCPY3D()
+    p.srcMemoryType = p.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    p.srcDevice, p.dstDevice = cuda.CUdeviceptr(source), cuda.CUdeviceptr(target)
+    p.srcPitch = p.dstPitch = pitch
+    p.srcHeight = p.dstHeight = height
+    p.WidthInBytes, p.Height, p.Depth = width, height, 1
+    return call(cuda.cuGraphAddMemcpyNode(graph, after or None, len(after), p, context), "cuGraphAddMemcpyNode")
 
 
 #: How a kernel node of a green context is made again: which context is current, and which its parameters name.
@@ -121,7 +122,7 @@ _ATTRIBUTES = (
 _works: dict[bool, tuple[str, bool]] = {}  # in a green context -> (way, attributes as a whole)
 
 
-def _kernel(before: tuple[Any, Any, int], node: Any, context: Any) -> Any:
+def add_kernel(before: tuple[Any, Any, int], node: Any, context: Any) -> Any:
     """A captured kernel node again, attributes and all; DriverError with every way that was tried."""
     green = context is not None
     ways = [(w, whole) for whole in (True, False) for w in (_WAYS if green else _WAYS[:1])]

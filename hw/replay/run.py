@@ -203,6 +203,18 @@ def _runs(device_of: Sequence[str]) -> list[list[Any]]:
     return [[d, len(list(g))] for d, g in itertools.groupby(device_of)]
 
 
+def links(job: Job) -> int:
+    """Hops between the first two devices: a line of `out`/links.jsonl."""
+    from hw.replay.links import measure
+
+    parts, info = devices(job.sms), machine()
+    journal = Journal(job.out / "links.jsonl", {"machine": info})
+    found = measure(parts[0], parts[1])
+    journal.add({**found, "sms": [p.sms for p in parts]})
+    log(f"link {found['link']}")
+    return 0
+
+
 def profile(job: Job) -> int:
     """Kernel times of units on every partition: traces under `out`/<partition>/<model>."""
     from hw.capture.assemble import assemble

@@ -1,0 +1,112 @@
+"""What a hop between two devices costs: a kernel, a copy, and a kernel on the other device that waits for it.
+
+Chains of small kernels inside one graph, as in a replay: on one device (`stay`), on alternating devices without
+copies (`cross`: what waiting for the other device costs), and with a copy of `n` bytes at every change (`hop`).
+A link is fitted to the hops alone, by bytes; no plan and no model has a part in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from cuda.bindings import driver as cuda
+
+from hw.capture.driver import call
+from hw.capture.timing import end_to_end_ns
+from hw.partition import Partition
+from hw.replay.arena import handles
+from hw.replay.graph import add_copy, add_kernel
+
+SIZES = (4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20)
+HOPS = 64
+
+
+@dataclass(frozen=True)
+class Link:
+    """Fitted cost of one direction: a hop of n bytes takes `latency_ns` + n / `gbs`."""
+
+    source: str
+    target: str
+    latency_ns: float
+    gbs: float  # GB/s, 1e9 bytes
+    worst: float  # largest relative residual of the fit
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "source": self.source, "target": self.target, "latency_ns": round(self.latency_ns, 1),
+            "gbs": round(self.gbs, 2), "worst_residual": round(self.worst, 4),
+        }  # fmt: skip
+
+
+def fit_link(source: str, target: str, sizes: Sequence[int], hop_ns: Sequence[float]) -> Link:
+    """Least squares of hop = latency + bytes / rate, weighted so that every size counts alike."""
+    n, t = np.asarray(sizes, dtype=float), np.asarray(hop_ns, dtype=float)
+    a = np.stack([np.ones_like(n), n], axis=1) / t[:, None]
+    (latency, per_byte), *_ = np.linalg.lstsq(a, np.ones_like(t), rcond=None)
+    latency, per_byte = max(0.0, float(latency)), max(1e-9, float(per_byte))
+    fitted = latency + per_byte * n
+    return Link(source, target, latency, 1.0 / per_byte, float(np.max(np.abs(fitted / t - 1))))
+
+
+class _Tiny:
+    """A kernel of one element on a device, and memory to copy from and to."""
+
+    def __init__(self, partition: Partition, nbytes: int) -> None:
+        self.partition = partition
+        with torch.cuda.device(partition.device):
+            self.memory = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+            self.cell = torch.zeros(1, device="cuda")
+            stream = partition.stream()
+            with torch.cuda.stream(stream):
+                self.cell.add_(1)
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+            with torch.cuda.stream(stream):
+                self.graph.capture_begin()
+                self.cell.add_(1)
+                self.graph.capture_end()
+        self.node = handles(self.graph)[0]
+
+
+def _chain_ns(devices: Sequence[_Tiny], nbytes: int | None, both: bool = False) -> float:
+    """Nanoseconds per change of a chain of HOPS kernels over `devices` in turn; `both`: two chains at once."""
+    context = call(cuda.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    graph = call(cuda.cuGraphCreate(0), "cuGraphCreate")
+    for offset in (0, 1) if both else (0,):
+        after: list[Any] = []
+        for i in range(HOPS):
+            here, before = devices[(i + offset) % len(devices)], devices[(i + offset - 1) % len(devices)]
+            if nbytes is not None and i:
+                half = nbytes * offset  # the two chains copy other bytes
+                source, target = before.memory.data_ptr() + half, here.memory.data_ptr() + half
+                after = [add_copy(graph, (source, target, nbytes, 1, nbytes), after, context)]
+            after = [add_kernel((graph, after or None, len(after)), here.node, here.partition.driver_context)]
+    executable = call(cuda.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        times = end_to_end_ns(
+            lambda: call(cuda.cuGraphLaunch(executable, cuda.CUstream(stream.cuda_stream)), "cuGraphLaunch"), 9
+        )
+    call(cuda.cuGraphExecDestroy(executable), "cuGraphExecDestroy")
+    call(cuda.cuGraphDestroy(graph), "cuGraphDestroy")
+    return statistics.median(times) / (HOPS - 1)
+
+
+def measure(one: Partition, other: Partition, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
+    """Hops between two devices, by size, one way at a time and both at once, and the link fitted to them."""
+    a, b = (_Tiny(p, 2 * max(sizes)) for p in (one, other))
+    stay = {p.partition.name: _chain_ns([p], None) for p in (a, b)}
+    cross = _chain_ns([a, b], None)
+    kernel = (stay[one.name] + stay[other.name]) / 2
+    hops = [_chain_ns([a, b], n) - kernel for n in sizes]
+    duplex = [_chain_ns([a, b], n, both=True) - kernel for n in sizes]
+    link = fit_link(one.name, other.name, sizes, hops)
+    return {
+        "kind": "link", "devices": [one.name, other.name], "sizes": list(sizes), "stay_ns": stay, "cross_ns": cross,
+        "hop_ns": hops, "hop_both_ns": duplex, "link": link.as_dict(),
+    }  # fmt: skip
