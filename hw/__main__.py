@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--seed", type=_count, default=0)
     r.add_argument("--out", default="replay", help="folder for <model>/<unit>.jsonl (default: replay)")
     r.add_argument("--limit-s", type=_seconds, default=float("inf"), help="start no further run after this long")
+    v = commands.add_parser("validate", help="compare replayed plans with the simulator (needs no GPU)")
+    v.add_argument("runs", help="TOML file that names journals, traces of every device, links and the split")
+    v.add_argument("--out", help="also write the table here, as .parquet and .csv")
     m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
     m.add_argument("folder", nargs="?", default="traces")
     return parser
@@ -102,6 +105,10 @@ def _run(args: argparse.Namespace) -> int:
 
         write_manifest(Path(args.folder))
         return 0
+    if args.command == "validate":
+        from hw.validate import validate
+
+        return validate(Path(args.runs), Path(args.out) if args.out else None)
     try:
         import torch  # noqa: F401
     except ImportError:

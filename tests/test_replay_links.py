@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-from hw.replay.links import SIZES, fit_link  # noqa: E402
+from hw.replay.links import SIZES, fit_link
 
 
 @pytest.mark.quick

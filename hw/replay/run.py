@@ -136,7 +136,7 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
     session = Session(workload, unit, parts)
     facts = {
         "model": workload.name, "unit": unit.as_dict(), "machine": dict(info),
-        "devices": {p.name: {"sms": p.sms, "gpu": p.device} for p in parts}, "pinned": session.pinned,
+        "devices": {p.name: {"sms": p.sms, "gpu": p.device} for p in parts}, "pinned": dict(session.pinned),
     }  # fmt: skip
     journal = Journal(job.out / workload.name / f"{unit.file_stem}.jsonl", facts)
     log(f"{workload.name} {unit.file_stem}: captured on {len(parts)} devices in {time.monotonic() - t0:.1f} s, "
@@ -146,16 +146,24 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
     todo = lanes(job, unit, [k.site for k in kernels], [p.name for p in parts], part)
     failed = _checks(job, session, journal, todo)
     for depth in job.depths:
+        if not job.late:
+            session.deepen(depth)
+        if session.pinned != facts["pinned"]:
+            facts["pinned"] = dict(session.pinned)
+            journal.add({"kind": "pinned", "depth": depth, "sites": facts["pinned"]})
+            log(f"  at depth {depth} {len(session.pinned)} sites are pinned: {next(iter(session.pinned.values()))}")
         for lane in todo:
             device_of = session.devices(lane)
             key = plan_id(device_of)
             if job.late or journal.has("timing", key, depth):
                 continue
-            session.deepen(depth)
             timing = session.time(device_of, depth)
             if session.refused:
                 log(f"  segments, since: {session.refused}")
-            row = {"kind": "timing", "plan": key, "lane": lane.name, "segments": bool(session.refused)}
+            row = {
+                "kind": "timing", "plan": key, "lane": lane.name, "segments": bool(session.refused),
+                "device_of": _runs(device_of),
+            }  # fmt: skip
             journal.add({**row, **timing.as_dict()})
             log(f"  {lane.name} d{depth}: {timing.as_dict()['units_per_s']:.2f}/s")
     return failed

@@ -64,10 +64,12 @@ class Session:
             slot = {p.name: capture_arena(self.workload, self.unit, p) for p in self.partitions}
             self.slots.append(slot)
             self.streams.append(torch.cuda.Stream())
-            first = self.slots[0][self.partitions[0].name]
+            first = slot[self.partitions[0].name]
+            if first.found.sites != self.slots[0][self.partitions[0].name].found.sites:
+                raise HardwareError(f"{self.unit.file_stem}: two captures differ in their sites")
             for arena in slot.values():
                 for kernel, why in differences(first, arena).items():
-                    self.pinned.setdefault(first.trace.kernels[kernel].site, why)
+                    self.pinned.setdefault(first.trace.kernels[kernel].site, f"slot {len(self.slots) - 1}: {why}")
         self.rows = delta_rows(self.slots[0][self.partitions[0].name])
 
     @property

@@ -1,0 +1,139 @@
+"""Simulated against measured: predictions by closed forms, journals as they come, the split as it was fixed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hw.__main__ import main
+from hw.validate import Hop, Measured, Split, Unit, predict, read_hop, read_journal, read_split, rows, summary
+from tesserasim.errors import InputError
+from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
+from tesserasim.trace.parquet import write_trace
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def trace(durations: tuple[int, int, int], batch: int = 4) -> Trace:
+    """Three kernels that hand 1000 bytes on."""
+    chain = [[], [0], [1]]
+    kernels = []
+    for i, ns in enumerate(durations):
+        reads = tuple(Access(b, "R", 0, 1000, "exact", False, "schema") for b in chain[i])
+        write = Access(i, "W", 0, 1000, "exact", True, "schema")
+        kernels.append(
+            Kernel(i, f"k{i}", f"m/k{i}#0", kind="gemm", grid=(1, 1, 1), block=(32, 1, 1), duration_ns=ns,
+                   duration_p10_ns=ns, duration_p90_ns=ns, accesses=(*reads, write))
+        )  # fmt: skip
+    unit = {"name": "step", "phase": "other", "batch": batch, "tokens": 7, "context": 50}
+    return Trace(
+        TraceMeta(origin="captured", model="toy", unit=unit, gpu="H200"),
+        buffers=tuple(Buffer(i, f"b{i}", 1000, "activation", i) for i in range(3)), kernels=tuple(kernels),
+    )  # fmt: skip
+
+
+#: 1000 bytes take 2000 ns and 500 ns of latency.
+HOP = Hop(500.0, 0.5)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("devices", "depth", "period_ns"),
+    [
+        ("aaa", 1, 6000), ("bbb", 1, 9000), ("aaa", 2, 6000),  # a serial device gains nothing from depth
+        ("aab", 1, 3000 + 2500 + 4000), ("aab", 3, 4000),  # bound by b
+        ("aba", 1, 1000 + 2500 + 3000 + 2500 + 3000),
+    ],
+)
+def test_rates_by_closed_form(devices: str, depth: int, period_ns: int) -> None:
+    unit = Unit("toy", {"a": trace((1000, 2000, 3000)), "b": trace((2000, 3000, 4000))}, HOP)
+    assert predict(unit, list(devices), depth) == pytest.approx(1e9 / period_ns, rel=1e-6)
+
+
+@pytest.mark.quick
+def test_what_cannot_be_predicted_says_why() -> None:
+    two = {"a": trace((1000, 2000, 3000)), "b": trace((2000, 3000, 4000))}
+    with pytest.raises(InputError, match="no hop was measured"):
+        predict(Unit("toy", two, None), list("aab"), 1)
+    assert predict(Unit("toy", two, None), list("bbb"), 1) > 0
+    with pytest.raises(InputError, match="3 kernels, devices for 2"):
+        predict(Unit("toy", two, HOP), list("aa"), 1)
+    with pytest.raises(InputError, match="device model"):
+        predict(Unit("toy", two, HOP), list("aaa"), 1, "magic")
+    other = Trace(two["b"].meta, buffers=two["b"].buffers, kernels=two["b"].kernels[:2])
+    with pytest.raises(InputError, match="runs other kernels"):
+        Unit("toy", {"a": two["a"], "b": other}, HOP)
+
+
+def journal(folder: Path, lines: list[Any]) -> Path:
+    path = folder / "step-b4.jsonl"
+    path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines), "utf-8")
+    return path
+
+
+def timing(plan: str, devices: str, depth: int, rate: float) -> dict[str, Any]:
+    return {"kind": "timing", "plan": plan, "lane": plan, "depth": depth, "units_per_s": rate, "energy_j": None,
+            "units_per_s_all": [rate * 0.99, rate * 1.01], "device_of": [[d, 1] for d in devices]}  # fmt: skip
+
+
+SESSION = {"kind": "session", "model": "toy"}
+
+
+@pytest.mark.quick
+def test_journals_with_half_a_last_line_and_with_damage(tmp_path: Path) -> None:
+    good = journal(tmp_path, [SESSION, timing("p", "aab", 1, 100.0), timing("p", "aab", 1, 90.0), '{"kind": "tim'])
+    (m,) = read_journal(good)
+    assert (m.units_per_s, m.device_of, m.key, m.unit) == (90.0, ("a", "a", "b"), "p:1", "step-b4")
+    for bad in ('{"kind": "timing", "plan": "p"}', "[1]", "nonsense"):
+        with pytest.raises(InputError, match="line 2 is no line of a replay's journal"):
+            read_journal(journal(tmp_path, [SESSION, bad, timing("p", "aab", 1, 90.0)]))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_journal(tmp_path / "none.jsonl")
+    assert read_journal(journal(tmp_path, [SESSION, timing("p", "aab", 1, float("nan"))])) == []
+    links = journal(tmp_path, [{"kind": "link", "link": {"latency_ns": 5000, "gbs": 300}}])
+    assert read_hop(links) == Hop(5000.0, 300.0)
+    with pytest.raises(InputError, match=r"no measured link|no journal"):
+        read_hop(good)
+
+
+@pytest.mark.quick
+def test_the_split_is_the_one_that_was_fixed() -> None:
+    """Half of the combinations, and a whole model; the same ones for ever."""
+    split = read_split(ROOT / "experiments/validation/split.json")
+    assert split == Split(("gpt-oss-20b",))
+
+    def part(model: str, plan: str, depth: int) -> bool:
+        return split.held_out(Measured(model, "u", plan, "l", (), depth, 1.0, (1.0,), None))
+
+    found = [part("llama-3-8b", f"{i:016x}", d) for i in range(50) for d in (1, 2, 4, 8)]
+    assert 70 < sum(found) < 130
+    assert [part("llama-3-8b", "0d91cd8bbfe12644", d) for d in (1, 2)] == [True, False]
+    assert all(part("gpt-oss-20b", f"{i}", 1) for i in range(9))
+
+
+@pytest.mark.quick
+def test_rows_summary_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for d, times in (("a", (1000, 2000, 3000)), ("b", (2000, 3000, 4000))):
+        write_trace(trace(times), tmp_path / f"{d}.parquet")
+    (tmp_path / "split.json").write_text('{"held_out_models": []}')
+    right, wrong = 1e9 / 9500, 1e9 / 4000 * 0.8
+    journal(tmp_path, [SESSION, timing("p", "aab", 1, right), timing("q", "aab", 3, wrong)])
+    links = tmp_path / "links.jsonl"
+    links.write_text(json.dumps({"kind": "link", "link": {"latency_ns": 500, "gbs": 0.5}}) + "\n")
+    text = 'split = "split.json"\n[[unit]]\njournal = "step-b4.jsonl"\nlinks = "links.jsonl"\n'
+    text += '[unit.traces]\na = "a.parquet"\nb = "b.parquet"\n'
+    (tmp_path / "runs.toml").write_text(text)
+    found = rows(tmp_path / "runs.toml")
+    assert [r["error"] for r in found] == [pytest.approx(0, abs=1e-6), pytest.approx(0.25, abs=1e-6)]
+    assert found[0]["switches"] == 1 and found[0]["lesser_share"] == pytest.approx(3 / 7, abs=1e-4)
+    inside = {s["model"]: s["inside80"] for s in summary(found) if s["n"] == 2}
+    assert all(x == 0.5 for x in inside.values())
+    assert main(["validate", str(tmp_path / "runs.toml"), "--out", str(tmp_path / "out/table")]) == 0
+    assert "+25.00%" in capsys.readouterr().out
+    assert (tmp_path / "out/table.parquet").exists() and (tmp_path / "out/table.csv").read_text().count("\n") == 3
+    (tmp_path / "runs.toml").write_text('split = "split.json"\n')
+    assert main(["validate", str(tmp_path / "runs.toml")]) == 2
+    assert "at least one [[unit]]" in capsys.readouterr().err
