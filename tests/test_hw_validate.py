@@ -93,7 +93,8 @@ def test_journals_with_half_a_last_line_and_with_damage(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_journal(tmp_path / "none.jsonl")
     assert read_journal(journal(tmp_path, [SESSION, timing("p", "aab", 1, float("nan"))])) == []
-    links = journal(tmp_path, [{"kind": "link", "link": {"latency_ns": 5000, "gbs": 300}}])
+    (tmp_path / "links").mkdir()
+    links = journal(tmp_path / "links", [{"kind": "link", "link": {"latency_ns": 5000, "gbs": 300}}])
     assert read_hop(links) == Hop(5000.0, 300.0)
     with pytest.raises(InputError, match=r"no measured link|no journal"):
         read_hop(good)
