@@ -1,0 +1,1 @@
+"""Replays of units under a placement: captured graphs on GPUs, operators on any device."""
