@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hw.errors import HardwareError
 from hw.replay.aten_record import EMPTY, INTEGERS, Home, Op, Recorded, Sample, View, eager
 from hw.replay.cut import BEFORE, Launch, Move, Step, cut
+from tesserasim.deps.graph import CARRIED
 from tesserasim.trace.model import Trace
 
 POISON = -2  # a version that nobody made
@@ -104,17 +105,16 @@ def typed(memory: torch.Tensor, view: View) -> torch.Tensor:
 
 
 def poison(memory: torch.Tensor, home: Home, seed: int) -> None:
-    """NaN for floats of every size (a pattern by `seed`); for integers values in the range that they had."""
+    """Other NaN everywhere for floats of every size; for integers values in the range that they had."""
+    generator = torch.Generator(device=memory.device).manual_seed(seed)
     if home.dtype.is_floating_point or home.dtype.is_complex:
-        half = 0xFFC1 + seed % 0x3E  # NaN as fp16 and bf16, twice as fp32, four times as fp64
         memory.fill_(0xFF)
-        if home.dtype.itemsize > 1:
-            memory[: len(memory) // 2 * 2].view(torch.int16).fill_(half - 0x10000)
+        if home.dtype.itemsize > 1:  # 0xFFC1 to 0xFFFE: NaN as fp16 and bf16, two of them as fp32, four as fp64
+            memory[: len(memory) // 2 * 2].view(torch.int16).random_(-0x3F, -1, generator=generator)
         return
     if home.dtype not in (*INTEGERS, torch.bool):
         memory.fill_(seed % 251)
         return
-    generator = torch.Generator(device=memory.device).manual_seed(seed)
     low, high = (0, 1) if home.dtype == torch.bool else (home.low or 0, home.high or 0)
     low = min(low, 0) if low == high else low  # one value alone would be the true one
     n = len(memory) // home.dtype.itemsize
@@ -210,7 +210,8 @@ class Replay:
         for k, device in zip(self.recorded.trace.kernels, self.device_of, strict=True):
             for a in k.accesses:
                 part = versions.range(a.buffer, a.offset, a.offset + a.nbytes)
-                if a.reads and bool((versions.newest[a.buffer][part] == BEFORE).any()):
+                named = self.recorded.trace.buffers[a.buffer].role in CARRIED
+                if a.reads and named and bool((versions.newest[a.buffer][part] == BEFORE).any()):
                     found.add((a.buffer, device))
             for a in k.accesses:
                 if a.writes:
