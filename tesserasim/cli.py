@@ -155,6 +155,16 @@ def _inspect(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _export(options: argparse.Namespace) -> int:
+    from tesserasim.trace.perfetto import export_perfetto
+    from tesserasim.writing import check_output
+
+    check_output(options.perfetto, options.file)
+    made = export_perfetto(options.file, options.perfetto)
+    _print(made, options.json, f"{made['file']}: {made['slices']} slices on {made['tracks']} tracks")
+    return DONE
+
+
 def _deps(options: argparse.Namespace) -> int:
     from tesserasim import api
     from tesserasim.deps.ptx import analyse_file
@@ -352,6 +362,9 @@ def _add_files(commands: Any) -> None:
     c.add_argument("--out", type=Path, metavar="FILE.json", help="write the dependencies of a trace as JSON")
     c = _command(commands, "inspect", _inspect, "what a profile or a trace holds")
     c.add_argument("file", type=Path, metavar="FILE")
+    c = _command(commands, "export", _export, "a trace or a profile as a file that Perfetto opens")
+    c.add_argument("file", type=Path, metavar="FILE")
+    c.add_argument("--perfetto", type=Path, required=True, metavar="OUT.json", help="Chrome trace events")
     mix = commands.add_parser("mix", help="make mixes", description="make mixes")
     c = _command(mix.add_subparsers(metavar="ACTION", required=True, parser_class=_Parser), "new", _mix_new,
                  "write a mix of traces")  # fmt: skip

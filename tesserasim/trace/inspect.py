@@ -41,7 +41,7 @@ def facts(trace: Trace) -> dict[str, Any]:
     sets = [k for k in trace.kernels if k.kind == "memset"]
     copies = [k for k in trace.kernels if is_memcpy(k)]
     kernels = [k for k in trace.kernels if k.kind != "memset" and not is_memcpy(k)]
-    starts = _starts(trace)
+    starts = starts_ns(trace)
     intervals = [(starts[k.id], starts[k.id] + k.duration_ns) for k in kernels]
     # A captured trace is one CUDA graph; an imported one counted its graph kernels when it was imported.
     graph = trace.meta.extra.get("graph_kernels", len(kernels) if trace.meta.origin == "captured" else 0)
@@ -79,7 +79,7 @@ def is_memcpy(kernel: Kernel) -> bool:
     return kernel.kind == "copy" and not any(kernel.block)
 
 
-def _starts(trace: Trace) -> list[int]:
+def starts_ns(trace: Trace) -> list[int]:
     """Start of each row: as profiled or, in traces without start times, from durations and gaps."""
     if any(k.start_ns for k in trace.kernels):
         return [k.start_ns for k in trace.kernels]
