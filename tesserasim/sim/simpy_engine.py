@@ -10,80 +10,15 @@ device free, costs one more event (`_wake`).
 
 from __future__ import annotations
 
-from collections import deque
 from heapq import heappop, heappush
-from typing import Any
 
 from simpy import Environment, Event
 
 from tesserasim.errors import InputError
 from tesserasim.sim import order
-from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
-from tesserasim.sim.result import STARVED_AFTER, ChannelResult, DeadlockError, DeviceResult, SimResult, Slice, starved
-
-_NEVER = -1
-
-
-class _Cohort:
-    """One cohort on its way: which tokens have arrived, and what has still to end before its slot is free."""
-
-    __slots__ = ("arrived", "lane", "number", "rank", "slot", "streams", "streams_left", "transfers_left")
-
-    def __init__(self, lane: int, slot: int, number: int, rank: int, tokens: int) -> None:
-        self.lane, self.slot, self.number = lane, slot, number
-        self.rank = rank  # order of entry over all lanes
-        self.arrived = bytearray(tokens)
-        self.streams: dict[int, _Stream] = {}
-        self.streams_left = 0
-        self.transfers_left = 0
-
-
-class _Stream:
-    """A cohort's kernels on one device; `at` is the head, which waits for `missing` tokens."""
-
-    __slots__ = ("at", "cohort", "missing", "previous_end", "program", "ready_at", "tie", "urgency")
-
-    def __init__(self, cohort: _Cohort, program: StreamProgram, urgency: int) -> None:
-        self.cohort, self.program, self.urgency = cohort, program, urgency
-        self.tie = order.cohort_part(cohort.rank)
-        self.at = 0
-        self.missing = 0
-        self.ready_at = 0
-        self.previous_end = _NEVER  # a cohort's first kernel follows nothing
-
-
-class _Device:
-    """A serial device: `ready` heads by urgency, `later` heads by the time their delay is over."""
-
-    __slots__ = ("busy", "end", "kernels", "later", "ready", "running", "started", "wake_at")
-
-    def __init__(self, env: Environment) -> None:
-        self.end = Event(env)  # used again for every kernel: at most one is running
-        self.end._ok, self.end._value = True, self
-        self.ready: list[tuple[int, _Stream]] = []
-        self.later: list[tuple[int, int, _Stream]] = []
-        self.running: _Stream | None = None
-        self.started = 0
-        self.wake_at = _NEVER
-        self.busy = 0
-        self.kernels = 0
-
-
-class _Link:
-    """One direction of a link: the transfer that occupies it and those behind."""
-
-    __slots__ = ("busy", "carrying", "channel", "end", "index", "nbytes", "queue", "started", "transfers")
-
-    def __init__(self, env: Environment, channel: Channel, index: int) -> None:
-        self.channel, self.index = channel, index
-        self.end = Event(env)
-        self.end._ok, self.end._value = True, self
-        self.queue: deque[tuple[_Stream, int, Send]] = deque()
-        self.carrying: tuple[_Stream, int, Send] | None = None
-        self.started = 0
-        self.busy = 0
-        self.nbytes = 0
-        self.transfers = 0
+from tesserasim.sim.parts import Cohort, Device, Link, Stream, kernel_slice, transfer_slice
+from tesserasim.sim.program import LaneProgram, Program, Send
+from tesserasim.sim.result import STARVED_AFTER, ChannelResult, DeadlockError, DeviceResult, SimResult, starved
 
 
 class SimpyRun:
@@ -100,8 +35,8 @@ class SimpyRun:
         urgencies = sorted({program.lanes[i].priority for i in lanes})
         self.urgency = {i: urgencies.index(program.lanes[i].priority) * order.MAX_COHORTS for i in lanes}
         devices = sorted({s.device for i in lanes for s in program.lanes[i].streams if s.duration})
-        self.devices = {d: _Device(self.env) for d in devices}
-        self.links = {k: _Link(self.env, c, k) for k, c in enumerate(program.channels) if c.src in self.devices}
+        self.devices = {d: self._device(d) for d in devices}
+        self.links = {k: Link(self.env, c, k) for k, c in enumerate(program.channels) if c.src in self.devices}
         self.keys = {  # per lane and device: the tie key of each kernel's end, for cohort 0
             (i, s.device): [order.key(order.KERNEL_END, 0, p, s.device) for p in s.order]
             for i in lanes
@@ -109,7 +44,7 @@ class SimpyRun:
         }
         self.entered = 0
         self.freed: list[tuple[int, int]] = []
-        self.touched: list[_Device] = []  # devices that may have something to choose at this moment
+        self.touched: list[Device] = []  # devices that may have something to choose at this moment
         self.lanes_open = len(lanes)
         self.window_start = 0
         self.before_window: dict[int, int] = {}  # busy time of devices and links up to the window
@@ -117,6 +52,9 @@ class SimpyRun:
         # SimPy takes an event's list of callbacks away when it processes it; these two lists are put back
         self.on_kernel_end = [self._kernel_ended]
         self.on_transfer_end = [self._transfer_ended]
+
+    def _device(self, index: int) -> Device:
+        return Device(self.env)
 
     def run(self) -> int:
         """Run until every lane has its window; fill the result in; return the end in ns."""
@@ -136,12 +74,18 @@ class SimpyRun:
     # What ends -------------------------------------------------------------------------------------------
 
     def _kernel_ended(self, event: Event) -> None:
-        device: _Device = event._value
+        device: Device = event._value
         stream = device.running
         assert stream is not None
         now = self.env._now
         device.running = None
         device.busy += now - device.started
+        self._move_on(stream, device, now)
+        if self.env.peek() > now:
+            self._close()
+
+    def _move_on(self, stream: Stream, device: Device, now: int) -> None:
+        """A kernel has ended: hand on what it sends, and expose the next one on its stream."""
         device.kernels += 1
         self.touched.append(device)
         i = stream.at
@@ -155,10 +99,8 @@ class SimpyRun:
             self._stream_ended(stream.cohort)
         else:
             self._expose_head(stream, device, now)
-        if self.env.peek() > now:
-            self._close()
 
-    def _stream_ended(self, cohort: _Cohort) -> None:
+    def _stream_ended(self, cohort: Cohort) -> None:
         cohort.streams_left -= 1
         if cohort.streams_left:
             return
@@ -176,7 +118,7 @@ class SimpyRun:
             self.starving = True
 
     def _transfer_ended(self, event: Event) -> None:
-        link: _Link = event._value
+        link: Link = event._value
         assert link.carrying is not None
         stream, i, send = link.carrying
         link.carrying = None
@@ -224,7 +166,7 @@ class SimpyRun:
             self._close()
 
     def _woken(self, event: Event) -> None:
-        device: _Device = event._value
+        device: Device = event._value
         self.touched.append(device)
         if self.env.peek() > self.env._now:
             self._close()
@@ -253,7 +195,7 @@ class SimpyRun:
     def _enter(self, lane_index: int, slot: int) -> None:
         lane: LaneProgram = self.program.lanes[lane_index]
         entries = self.result.lanes[lane_index].entry_ns
-        cohort = _Cohort(lane_index, slot, len(entries), self.entered, lane.tokens)
+        cohort = Cohort(lane_index, slot, len(entries), self.entered, lane.tokens)
         self.entered += 1
         if self.entered > order.MAX_COHORTS:
             raise InputError(f"more than {order.MAX_COHORTS} cohorts in one run")
@@ -262,13 +204,13 @@ class SimpyRun:
         for program in lane.streams:
             if program.duration:
                 cohort.streams_left += 1
-                stream = _Stream(cohort, program, self.urgency[lane_index] + cohort.rank)
+                stream = Stream(cohort, program, self.urgency[lane_index] + cohort.rank)
                 cohort.streams[program.device] = stream
                 device = self.devices[program.device]
                 self.touched.append(device)
                 self._expose_head(stream, device, now)
 
-    def _expose_head(self, stream: _Stream, device: _Device, now: int) -> None:
+    def _expose_head(self, stream: Stream, device: Device, now: int) -> None:
         """The kernel at `at` is next on its stream: its delay counts from now."""
         i = stream.at
         stream.ready_at = now + stream.program.delay[i]
@@ -280,14 +222,14 @@ class SimpyRun:
                 return
         self._queue_head(stream, device, now)
 
-    def _queue_head(self, stream: _Stream, device: _Device, now: int) -> None:
+    def _queue_head(self, stream: Stream, device: Device, now: int) -> None:
         """Every input is there: the head is ready when its delay is over."""
         if stream.ready_at <= now:
             heappush(device.ready, (stream.urgency, stream))
         else:
             heappush(device.later, (stream.ready_at, stream.urgency, stream))
 
-    def _choose(self, device: _Device, now: int) -> None:
+    def _choose(self, device: Device, now: int) -> None:
         """Start the most urgent ready head, or come back when the next one is ready."""
         later, ready = device.later, device.ready
         while later and later[0][0] <= now:
@@ -309,9 +251,9 @@ class SimpyRun:
         key = self.keys[stream.cohort.lane, program.device][i] + stream.tie
         self.env.schedule(device.end, key, duration)
         if self.slices is not None:
-            self.slices.append(_kernel_slice(stream, now, now + duration))
+            self.slices.append(kernel_slice(stream, now, now + duration))
 
-    def _wake(self, device: _Device, at: int, now: int) -> None:
+    def _wake(self, device: Device, at: int, now: int) -> None:
         """Come back at `at`, unless an earlier wake-up is under way already."""
         if now < device.wake_at <= at:
             return
@@ -324,7 +266,7 @@ class SimpyRun:
         key = order.key(order.START, stream.cohort.rank, program.order[stream.at], program.device)
         self.env.schedule(event, key, at - now)
 
-    def _send(self, stream: _Stream, i: int, send: Send) -> None:
+    def _send(self, stream: Stream, i: int, send: Send) -> None:
         stream.cohort.transfers_left += 1
         link = self.links[send.channel]
         if link.carrying is None:
@@ -332,7 +274,7 @@ class SimpyRun:
         else:
             link.queue.append((stream, i, send))
 
-    def _occupy(self, link: _Link, transfer: tuple[_Stream, int, Send]) -> None:
+    def _occupy(self, link: Link, transfer: tuple[Stream, int, Send]) -> None:
         stream, i, send = link.carrying = transfer
         link.started = now = self.env._now
         link.end.callbacks = self.on_transfer_end
@@ -342,9 +284,9 @@ class SimpyRun:
         self.env.schedule(link.end, key, occupation)
         if self.slices is not None:
             arrival = now + occupation + link.channel.latency_ns
-            self.slices.append(_transfer_slice(stream, i, send, link, now, now + occupation, arrival))
+            self.slices.append(transfer_slice(stream, i, send, link, now, now + occupation, arrival))
 
-    def _leave_if_idle(self, cohort: _Cohort) -> None:
+    def _leave_if_idle(self, cohort: Cohort) -> None:
         """The slot is free when the last kernel and the last outgoing transfer have ended everywhere."""
         if not cohort.streams_left and not cohort.transfers_left:
             self.freed.append((cohort.lane, cohort.slot))
@@ -355,21 +297,21 @@ class SimpyRun:
         """A lane's window starts now; the last lane's mark is the one that stays."""
         self.window_start = now = self.env._now
         for d, device in self.devices.items():
-            self.before_window[d] = _busy(device, device.running, now)
+            self.before_window[d] = device.busy_at(now)
         for k, link in self.links.items():
-            self.before_window_links[k] = _busy(link, link.carrying, now)
+            self.before_window_links[k] = link.busy_at(now)
 
     def _account(self) -> None:
         end = self.env._now
         window = end - self.window_start
         for d, device in self.devices.items():
             out: DeviceResult = self.result.devices[d]
-            out.busy_ns, out.span_ns = _busy(device, device.running, end), end
+            out.busy_ns, out.span_ns = device.busy_at(end), end
             out.window_busy_ns, out.window_ns = out.busy_ns - self.before_window.get(d, 0), window
             out.kernels = device.kernels
         for k, link in self.links.items():
             use: ChannelResult = self.result.channels[k]
-            use.busy_ns, use.span_ns = _busy(link, link.carrying, end), end
+            use.busy_ns, use.span_ns = link.busy_at(end), end
             use.window_busy_ns, use.window_ns = use.busy_ns - self.before_window_links.get(k, 0), window
             use.nbytes, use.transfers = link.nbytes, link.transfers
         if self.slices is not None:
@@ -379,25 +321,3 @@ class SimpyRun:
         lanes = (self.result.lanes[i] for i in self.lanes)
         lane = next(x for x in lanes if len(x.completion_ns) < x.goal)
         return f"lane {lane.name}: no event is left, but only {len(lane.completion_ns)} cohorts are done"
-
-
-def _busy(resource: _Device | _Link, current: Any, now: int) -> int:
-    """Busy time up to now, what is under way included."""
-    return resource.busy + (now - resource.started if current is not None else 0)
-
-
-def _kernel_slice(stream: _Stream, start: int, end: int) -> Slice:
-    c, p, i = stream.cohort, stream.program, stream.at
-    label = p.labels[i] if p.labels else ""
-    return Slice(
-        start, end, "kernel", p.device, c.lane, c.slot, c.number, p.device, i, p.order[i], label=label
-    )  # fmt: skip
-
-
-def _transfer_slice(stream: _Stream, i: int, send: Send, link: _Link, start: int, end: int, arrival: int) -> Slice:
-    c, p = stream.cohort, stream.program
-    label = p.labels[i] if p.labels else ""
-    return Slice(
-        start, end, "transfer", link.index, c.lane, c.slot, c.number, p.device, i, p.order[i],
-        send.token, send.nbytes, arrival, label,
-    )  # fmt: skip
