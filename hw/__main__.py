@@ -87,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     v = commands.add_parser("validate", help="compare replayed plans with the simulator (needs no GPU)")
     v.add_argument("runs", help="TOML file that names journals, traces of every device, links and the split")
     v.add_argument("--out", help="also write the table here, as .parquet and .csv")
+    v.add_argument("--plans", metavar="FOLDER", help="write plans of single, af and kernel for every unit instead")
+    v.add_argument("--depth", type=_counts, default=(1, 2, 4), help="depths of those plans (default: 1,2,4)")
     m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
     m.add_argument("folder", nargs="?", default="traces")
     return parser
@@ -106,8 +108,10 @@ def _run(args: argparse.Namespace) -> int:
         write_manifest(Path(args.folder))
         return 0
     if args.command == "validate":
-        from hw.validate import validate
+        from hw.validate import validate, write_policy_plans
 
+        if args.plans:
+            return write_policy_plans(Path(args.runs), Path(args.plans), args.depth)
         return validate(Path(args.runs), Path(args.out) if args.out else None)
     try:
         import torch  # noqa: F401

@@ -16,23 +16,28 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tesserasim.case import settled_run
+from tesserasim.case import Case, settled_run
 from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import Cluster, Device, GpuSpec, Link
 from tesserasim.costs.times import CAPTURED_SYSTEMATIC, KernelTimes, captured_times
 from tesserasim.errors import InputError
 from tesserasim.files import read_toml
 from tesserasim.lower import lower
-from tesserasim.plans import Lane, Plan
+from tesserasim.plans import Lane, Plan, write_plan
+from tesserasim.policies import policies
+from tesserasim.policies.base import Limits, NotApplicable
 from tesserasim.trace.mix import Mix
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace
 
+#: Policies whose plans for a unit are replayed.
+POLICIES = ("single", "af", "kernel")
 #: Standard deviations of a normal distribution that hold 80 % of it.
 EIGHTY = 1.2816
 
@@ -78,13 +83,28 @@ class Unit:
                 raise InputError(f"{self.model} {first.unit}: device {device} runs other kernels than the first one")
 
 
+def bench(unit: Unit) -> tuple[Mix, Cluster, MeasuredTimes]:
+    """The unit as a mix of one launch, its devices as a cluster, and what was measured as a cost model."""
+    names = sorted(unit.traces)
+    first = unit.traces[names[0]]
+    hop = unit.hop or Hop(0.0, 1.0)
+    base = find_gpu("H200")
+    gpus = {n: dataclasses.replace(base, name=f"{base.name}/{n}", aliases=()) for n in names}
+    links = tuple(Link(a, b, hop.gbs * 8, hop.latency_ns / 1000, "measured") for a, b in combinations(names, 2))
+    cluster = Cluster("devices", tuple(Device(n, gpus[n]) for n in names), links)
+    # A mix of stages launches a unit at tokens 1 and context 0, whatever they were: the trace is taken as it is.
+    point = {**first.meta.unit, "tokens": 1, "context": 0}
+    first = dataclasses.replace(first, meta=dataclasses.replace(first.meta, unit=point))
+    mix = Mix("unit", unit.model, "stages", {first.unit: (first,)}, stages=((first.unit, 1),))
+    return mix, cluster, MeasuredTimes({gpus[n].name: t for n, t in unit.traces.items()})
+
+
 def predict(unit: Unit, device_of: Sequence[str], depth: int, device_model: str = "serial") -> float:
     """Units per second of a closed loop of `depth` slots, kernel i on `device_of[i]`.
 
     InputError if a site lies on two devices, or bytes must move and no hop was measured.
     """
-    names = sorted(unit.traces)
-    first = unit.traces[names[0]]
+    first = unit.traces[min(unit.traces)]
     if len(device_of) != len(first.kernels):
         raise InputError(f"{unit.model} {first.unit}: {len(first.kernels)} kernels, devices for {len(device_of)}")
     placed: dict[str, str] = {}
@@ -93,24 +113,29 @@ def predict(unit: Unit, device_of: Sequence[str], depth: int, device_model: str 
             raise InputError(f"{unit.model} {first.unit}: site {k.site} lies on two devices")
     if unit.hop is None and len(set(device_of)) > 1:
         raise InputError("no hop was measured between the devices: python -m hw replay --links")
-    hop = unit.hop or Hop(0.0, 1.0)
-    base = find_gpu("H200")
-    gpus = {n: dataclasses.replace(base, name=f"{base.name}/{n}", aliases=()) for n in names}
-    links = tuple(
-        Link(a, b, hop.gbs * 8, hop.latency_ns / 1000, "measured") for i, a in enumerate(names) for b in names[i + 1 :]
-    )
-    cluster = Cluster("devices", tuple(Device(n, gpus[n]) for n in names), links)
-    # A mix of stages launches a unit at tokens 1 and context 0, whatever they were: the trace is taken as it is.
-    point = {**first.meta.unit, "tokens": 1, "context": 0}
-    first = dataclasses.replace(first, meta=dataclasses.replace(first.meta, unit=point))
-    mix = Mix("unit", unit.model, "stages", {first.unit: (first,)}, stages=((first.unit, 1),))
-    costs = MeasuredTimes({gpus[n].name: t for n, t in unit.traces.items()})
-    batch = int(first.meta.unit.get("batch", 1))
-    plan = Plan("unit", cluster.name, "replay", (Lane("lane", batch, depth, {first.unit: placed}),))
     if device_model != "serial":
         raise InputError(f"device model {device_model!r}: only serial is validated yet")
+    mix, cluster, costs = bench(unit)
+    batch = int(first.meta.unit.get("batch", 1))
+    plan = Plan("unit", cluster.name, "replay", (Lane("lane", batch, depth, {first.unit: placed}),))
     result, _ = settled_run(lower(mix, plan, cluster, costs), "auto")
     return result.lanes[0].steady_per_s / batch
+
+
+def policy_plans(unit: Unit, depths: Sequence[int], names: Sequence[str] = POLICIES) -> dict[str, Plan]:
+    """What policies make of the unit at its batch, by "policy-depth": from measured times and the measured hop."""
+    if unit.hop is None:
+        raise InputError("no hop was measured between the devices: python -m hw replay --links")
+    mix, cluster, costs = bench(unit)
+    batch = int(unit.traces[min(unit.traces)].meta.unit.get("batch", 1))
+    found: dict[str, Plan] = {}
+    for depth in depths:
+        limits = Limits((batch,), (depth,), max_seqs=max(256, batch * depth))
+        for name in names:
+            ran = Case(mix, cluster, costs, limits).best(policies()[name]())
+            if not isinstance(ran, NotApplicable):
+                found[f"{name}-{depth}"] = ran.plan
+    return found
 
 
 # Journals
@@ -202,6 +227,15 @@ def read_split(path: Path) -> Split:
 
 def rows(runs: Path, device_model: str = "serial") -> list[dict[str, Any]]:
     """A row per measured combination: measured, simulated, error, part. Paths are relative to the file."""
+    split, units = _units(runs)
+    found: list[dict[str, Any]] = []
+    for journal, unit in units:
+        found += [_row(unit, m, split, device_model) for m in read_journal(journal)]
+    return found
+
+
+def _units(runs: Path) -> tuple[Split, list[tuple[Path, Unit]]]:
+    """The split and every unit of a runs file with its journal."""
     data = read_toml(runs, "runs file")
     here = runs.parent
     try:
@@ -209,16 +243,25 @@ def rows(runs: Path, device_model: str = "serial") -> list[dict[str, Any]]:
         units = list(data["unit"])
     except (KeyError, TypeError):
         raise InputError(f"{runs}: needs 'split' and at least one [[unit]]") from None
-    found: list[dict[str, Any]] = []
+    found = []
     for u in units:
         if not isinstance(u, dict) or not isinstance(u.get("traces"), dict) or "journal" not in u:
             raise InputError(f"{runs}: every [[unit]] needs 'journal' and a table 'traces' of devices")
         traces = {d: _with_launch(read_trace(here / str(p)), u, here) for d, p in u["traces"].items()}
-        measured = read_journal(here / str(u["journal"]))
         hop = read_hop(here / str(u["links"])) if "links" in u else None
-        unit = Unit(next(iter(traces.values())).meta.model, traces, hop)
-        found += [_row(unit, m, split, device_model) for m in measured]
-    return found
+        found.append((here / str(u["journal"]), Unit(next(iter(traces.values())).meta.model, traces, hop)))
+    return split, found
+
+
+def write_policy_plans(runs: Path, out: Path, depths: Sequence[int]) -> int:
+    """Plan files of all units for `python -m hw replay --plan`, as `out`/<journal's name>/<policy>-<depth>.json."""
+    for journal, unit in _units(runs)[1]:
+        for name, plan in policy_plans(unit, depths).items():
+            path = out / journal.stem / f"{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_plan(plan, path)
+            print(f"{path}: {plan.status}, gap {plan.gap}, {plan.switches} switches")
+    return 0
 
 
 def _with_launch(trace: Trace, u: Mapping[str, Any], here: Path) -> Trace:

@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from hw.__main__ import main
-from hw.validate import Hop, Measured, Split, Unit, predict, read_hop, read_journal, read_split, rows, summary
+from hw.validate import (
+    Hop,
+    Measured,
+    Split,
+    Unit,
+    policy_plans,
+    predict,
+    read_hop,
+    read_journal,
+    read_split,
+    rows,
+    summary,
+)
 from tesserasim.errors import InputError
 from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
 from tesserasim.trace.parquet import write_trace
@@ -66,6 +78,19 @@ def test_what_cannot_be_predicted_says_why() -> None:
     other = Trace(two["b"].meta, buffers=two["b"].buffers, kernels=two["b"].kernels[:2])
     with pytest.raises(InputError, match="runs other kernels"):
         Unit("toy", {"a": two["a"], "b": other}, HOP)
+
+
+@pytest.mark.quick
+def test_plans_of_policies_from_measured_times() -> None:
+    """Two kernels are ten times faster on one device each, and the hop is short: kernel placement splits them."""
+    slow = {"a": trace((1000, 100_000, 3000)), "b": trace((10_000, 10_000, 40_000))}
+    made = policy_plans(Unit("toy", slow, HOP), (1, 2), ("single", "kernel"))
+    assert set(made) == {"single-1", "single-2", "kernel-1", "kernel-2"}
+    lane = made["kernel-2"].lanes[0]
+    assert [lane.device_of("step", f"m/k{i}#0") for i in range(3)] == list("aba") and lane.depth == 2
+    assert set(made["single-1"].lanes[0].devices) == {"b"}
+    with pytest.raises(InputError, match="no hop"):
+        policy_plans(Unit("toy", slow, None), (1,))
 
 
 def journal(folder: Path, lines: list[Any]) -> Path:
