@@ -95,7 +95,7 @@ def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24, stream: 
     """Compile, capture and time one unit, on `stream` if one is given."""
     g = capture_graph(workload, unit, stream)
     with torch.cuda.stream(g.stream):
-        e2e, times = timing.measure(g.graph, len(g.nodes), replays)
+        e2e, times = timing.measure(g.graph, [n.type for n in g.nodes], replays)
         idle = timing.end_to_end_ns(g.graph.replay, 12, ahead=False)
     return Captured(
         unit, g.nodes, g.recorder.calls, g.recorder.borders, times, timing.percentiles(e2e), e2e, idle,

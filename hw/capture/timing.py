@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ _REST_S = 0.25  # idle before each burst
 _SETTLE_S = 0.1  # of uninterrupted replays at the start of each burst
 _BURST_S = 0.2  # measured part of a burst
 _ROUNDS = (2, 4)  # fewest and most rounds of bursts
+_STAMPS = 4  # records among which stamps may be out of order
 _SPIN = "spin_kernel"  # the pause before a replay
 _AHEAD_CYCLES = 2_000_000  # about 1 ms: longer than the host takes to submit a graph of a thousand nodes
 
@@ -47,8 +48,9 @@ def warm_up(replay: Callable[[], None], seconds: float) -> None:
         torch.cuda.synchronize()
 
 
-def measure(graph: Any, nodes: int, replays: int = 24) -> tuple[list[int], NodeTimes]:
-    """Alternate timed and profiled bursts of a `CUDAGraph(keep_graph=True)`, about `replays` of each.
+def measure(graph: Any, nodes: Sequence[str], replays: int = 24) -> tuple[list[int], NodeTimes]:
+    """Alternate timed and profiled bursts of a `CUDAGraph(keep_graph=True)` with these types of `nodes`, about
+    `replays` of each.
 
     A power-limited GPU (seen on an H200) runs a burst of GEMMs at full speed for about 0.4 s, then its power
     control overshoots by 15-20 % for 0.15 s. So every burst has the same history: a rest, a stretch of
@@ -95,8 +97,9 @@ def end_to_end_ns(replay: Callable[[], None], repeats: int, ahead: bool = True) 
     return out
 
 
-def profile_nodes(replay: Callable[[], None], nodes: int, repeats: int) -> NodeTimes:
-    """Profile `repeats` replays of a graph with `nodes` kernel, copy and set nodes on one stream."""
+def profile_nodes(replay: Callable[[], None], types: Sequence[str], repeats: int) -> NodeTimes:
+    """Profile `repeats` replays of a graph whose nodes on one stream have these `types` (kernel, memcpy, memset)."""
+    nodes = len(types)
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as prof:
@@ -112,6 +115,7 @@ def profile_nodes(replay: Callable[[], None], nodes: int, repeats: int) -> NodeT
     if len(rows) != nodes * repeats:
         often = Counter(r[2][:60] for r in rows).most_common(5)
         raise HardwareError(f"the profiler saw {len(rows)} device records, expected {nodes} x {repeats}: {often}")
+    rows = [r for i in range(repeats) for r in in_node_order(rows[i * nodes : (i + 1) * nodes], types)]
     start = np.array([r[0] for r in rows], dtype=np.int64).reshape(repeats, nodes)
     duration = np.array([r[1] for r in rows], dtype=np.int64).reshape(repeats, nodes)
     names = [r[2] for r in rows]
@@ -121,6 +125,23 @@ def profile_nodes(replay: Callable[[], None], nodes: int, repeats: int) -> NodeT
     gap = np.zeros_like(start)
     gap[:, 1:] = start[:, 1:] - (start[:, :-1] + duration[:, :-1])
     return NodeTimes(names[:nodes], duration, gap)
+
+
+def in_node_order(rows: Sequence[tuple[int, int, str]], types: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Records (start, duration, name) of one replay, sorted by start, in the order of the graph's nodes.
+
+    Sets and copies of a partition are stamped by another engine than kernels, and may seem to start before the kernel
+    that they wait for: a record of the wrong type gives way to the next one of the right type.
+    """
+    left, out = list(rows), []
+    for kind in types:
+        at = next((i for i, r in enumerate(left[:_STAMPS]) if _type(r[2]) == kind), 0)
+        out.append(left.pop(at))
+    return out
+
+
+def _type(name: str) -> str:
+    return "memset" if name.startswith("Memset") else "memcpy" if name.startswith("Memcpy") else "kernel"
 
 
 def _device_rows(prof: Any) -> list[tuple[int, int, str]]:
