@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--mutations", type=_count, default=0, help="moves and waits to drop, one a run, on random plans")
     r.add_argument("--profile", action="store_true", help="measure kernel times on every device instead")
     r.add_argument("--links", action="store_true", help="measure hops between the first two devices instead")
+    r.add_argument("--timelines", action="store_true", help="also write what the profiler saw of every timed plan")
     r.add_argument("--seed", type=_count, default=0)
     r.add_argument("--out", default="replay", help="folder for <model>/<unit>.jsonl (default: replay)")
     r.add_argument("--limit-s", type=_seconds, default=float("inf"), help="start no further run after this long")
@@ -130,6 +131,7 @@ def _run(args: argparse.Namespace) -> int:
         job = Job(
             args.model, tuple(u for u in args.units.split(",") if u), args.sms, tuple(Path(p) for p in args.plan),
             args.random, args.depth, args.mutations, Path(args.out), time.monotonic() + args.limit_s, args.seed,
+            args.timelines,
         )  # fmt: skip
         return (links if args.links else profile if args.profile else replay)(job)
     from hw.capture import run

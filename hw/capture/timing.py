@@ -119,9 +119,12 @@ def profile_nodes(replay: Callable[[], None], types: Sequence[str], repeats: int
     start = np.array([r[0] for r in rows], dtype=np.int64).reshape(repeats, nodes)
     duration = np.array([r[1] for r in rows], dtype=np.int64).reshape(repeats, nodes)
     names = [r[2] for r in rows]
-    for i in range(1, repeats):
-        if names[i * nodes : (i + 1) * nodes] != names[:nodes]:
-            raise HardwareError("replays of one graph ran different kernels; the profile is not usable")
+    for i in range(nodes, len(names)):
+        if names[i] != names[i % nodes]:
+            raise HardwareError(
+                f"replays of one graph ran different kernels, so the profile is not usable: record {i % nodes} is "
+                f"{names[i % nodes][:60]} first and {names[i][:60]} in replay {i // nodes}"
+            )
     gap = np.zeros_like(start)
     gap[:, 1:] = start[:, 1:] - (start[:, :-1] + duration[:, :-1])
     return NodeTimes(names[:nodes], duration, gap)

@@ -48,6 +48,7 @@ class Job:
     out: Path
     deadline: float
     seed: int = 0
+    timelines: bool = False
 
     @property
     def late(self) -> bool:
@@ -166,6 +167,9 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
             }  # fmt: skip
             journal.add({**row, **timing.as_dict()})
             log(f"  {lane.name} d{depth}: {timing.as_dict()['units_per_s']:.2f}/s")
+            if job.timelines:
+                name = f"{unit.file_stem}.{lane.name}.d{depth}.json"
+                session.timeline(device_of, depth, job.out / workload.name / name)
     return failed
 
 

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -187,6 +188,24 @@ class Session:
             for slot in range(depth):
                 self.prepare(device_of, seed=1, slot=slot)
             return self._time(graphs, bursts, burst_s)
+        finally:
+            torch.cuda.synchronize()
+            for g in graphs:
+                g.close()
+
+    def timeline(self, device_of: Sequence[str], depth: int, path: Path, launches: int = 3) -> None:
+        """A few launches per slot as the profiler sees them: a Kineto file, which Perfetto opens and `export` reads."""
+        from torch.profiler import ProfilerActivity, profile
+
+        graphs = [self.build(device_of, slot) for slot in range(depth)]
+        try:
+            for slot in range(depth):
+                self.prepare(device_of, seed=1, slot=slot)
+            _burst(graphs, self.streams[:depth], launches)
+            with profile(activities=[ProfilerActivity.CUDA]) as prof:
+                _burst(graphs, self.streams[:depth], launches)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            prof.export_chrome_trace(str(path))
         finally:
             torch.cuda.synchronize()
             for g in graphs:
