@@ -25,45 +25,45 @@ from tesserasim.plans import Lane, Plan, read_plan, write_plan
 NAMES = ("a", "b", "c")
 
 
-def _llama() -> Any:
+def _llama(device: str) -> Any:
     cfg = LlamaConfig(layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64)
-    return Llama("cpu", cfg, compiled=False)
+    return Llama(device, cfg, compiled=False)
 
 
-def _gpt_oss() -> Any:
+def _gpt_oss(device: str) -> Any:
     cfg = GptOssConfig(
-        layers=2, hidden=64, heads=8, kv_heads=2, head_dim=16, window=6, experts=4, top_k=2, ffn=64, vocab=64
+        layers=2, hidden=64, heads=8, kv_heads=2, head_dim=16, window=6, experts=4, top_k=2, ffn=64, vocab=320
     )
-    return GptOss("cpu", cfg, compiled=False)
+    return GptOss(device, cfg, compiled=False)
 
 
-def _mamba2() -> Any:
-    cfg = Mamba2Config(layers=3, hidden=32, heads=8, head_dim=8, state=16, groups=2, conv=4, vocab=64)
-    return Mamba2("cpu", cfg, compiled=False)
+def _mamba2(device: str) -> Any:
+    cfg = Mamba2Config(layers=3, hidden=64, heads=8, head_dim=16, state=16, groups=2, conv=4, vocab=64)
+    return Mamba2(device, cfg, compiled=False)
 
 
-def _qwen() -> Any:
+def _qwen(device: str) -> Any:
     cfg = QwenVLConfig(
         layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=48, vocab=64, sections=(2, 3, 3), vision_layers=3,
         vision_hidden=32, vision_heads=2, vision_ffn=40, full_layers=(1,), patch=2, side=5, image_at=3,
     )  # fmt: skip
-    return QwenVL("cpu", cfg, compiled=False)
+    return QwenVL(device, cfg, compiled=False)
 
 
-def _sd3() -> Any:
+def _sd3(device: str) -> Any:
     cfg = Sd3Config(
         layers=3, dual_layers=2, width=64, heads=4, mlp=96, latent=8, text_tokens=7, text_width=48, pooled=32
     )
-    return StableDiffusion3("cpu", cfg, compiled=False)
+    return StableDiffusion3(device, cfg, compiled=False)
 
 
-def _encoders() -> Any:
+def _encoders(device: str) -> Any:
     left, right = ClipConfig(2, 32, 2, True, 50, 9), ClipConfig(2, 48, 3, False, 50, 9)
     t5 = T5Config(layers=2, width=96, heads=2, head_dim=16, ffn=64, vocab=50, tokens=40)
-    return Sd3Encoders("cpu", left, right, t5, VaeConfig(widths=(64, 64, 32), blocks=1), latent=8, compiled=False)
+    return Sd3Encoders(device, left, right, t5, VaeConfig(widths=(64, 64, 32), blocks=1), latent=8, compiled=False)
 
 
-MODELS: dict[str, Callable[[], Any]] = {
+MODELS: dict[str, Callable[[str], Any]] = {
     "llama": _llama, "gpt-oss": _gpt_oss, "mamba2": _mamba2, "qwen": _qwen, "sd3": _sd3, "encoders": _encoders,
 }  # fmt: skip
 
@@ -79,14 +79,15 @@ CASES = [(model, i) for model, units in UNITS.items() for i in range(len(units))
 
 
 @functools.cache
-def recorded(model: str, i: int) -> Recorded:
-    """Unit i of a model, with the constants of its initialisation disturbed; in bf16 where its state is bf16 always."""
-    workload = MODELS[model]()
-    generator = torch.Generator().manual_seed(1)
+def recorded(model: str, i: int, device: str = "cpu") -> Recorded:
+    """Unit i of a model, with the constants of its initialisation disturbed; in float32 on CPUs where its state can
+    be."""
+    workload = MODELS[model](device)
+    generator = torch.Generator(device).manual_seed(1)
     for name, w in workload.weights.items():
         if w.is_floating_point():
-            noise = 0.2 * torch.randn(w.shape, generator=generator)
-            kind = w.dtype if model in ("llama", "sd3") else torch.float32
+            noise = 0.2 * torch.randn(w.shape, generator=generator, device=device)
+            kind = w.dtype if model in ("llama", "sd3") or device != "cpu" else torch.float32
             workload.weights[name] = (w + noise if w.dim() == 1 and "a_log" not in name else w).to(kind)
     return record_unit(workload, UNITS[model][i])
 

@@ -81,8 +81,10 @@ class Arena:
             made = tree_flatten(op.func(*args, **kwargs))[0]
             for i, view in op.fresh:
                 if tuple(made[i].shape) != view.size:
-                    raise HardwareError(f"{op.module}/{op.name}: sizes of a result depend on values; it was recorded "
-                                        f"with {view.size} and is {tuple(made[i].shape)} now")  # fmt: skip
+                    raise HardwareError(
+                        f"{op.module or 'step'}/{op.name}: sizes of a result depend on values; it was recorded with "
+                        f"{view.size} and is {tuple(made[i].shape)} now"
+                    )
                 self.tensor(view).copy_(made[i])
 
     def place(self, device: torch.device) -> torch.device:
@@ -191,6 +193,9 @@ class Replay:
         if unknown:
             raise HardwareError(f"the placement uses device {unknown[0]}; known: {', '.join(devices)}")
         self.steps = cut(recorded.trace, self.device_of)
+        order = [(s.kernel, s.device) for s in self.steps if isinstance(s, Launch)]
+        if order != list(enumerate(self.device_of)):
+            raise HardwareError("the cut does not launch every operator once, in order, on its device")
         self.arenas = arenas or {n: Arena(recorded, n, d) for n, d in devices.items()}
         self.first_readers = self._first_readers()
 
