@@ -17,52 +17,11 @@ from hw.capture.driver import call
 from hw.errors import DriverError
 from hw.replay.arena import Arena, handles
 from hw.replay.cut import Launch, Move, Step
-from hw.replay.order import Touch, waits
+from hw.replay.order import order
 from hw.replay.rows import Rows
 
 _KERNEL = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
 _MEMSET = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
-
-
-def touches(step: Step, arenas: Mapping[str, Arena]) -> list[Touch]:
-    """Addresses that a step reads and writes; weights are left out, since nobody writes them."""
-    if isinstance(step, Move):
-        found = []
-        for device, write in ((step.source, False), (step.target, True)):
-            at = arenas[device].address(step.buffer)
-            whole = arenas[device].found.buffers[step.buffer].nbytes
-            first, end = (0, whole) if step.delta else (step.start, step.end)
-            found.append(Touch(at + first, at + end, write))
-        return found
-    arena = arenas[step.device]
-    found = []
-    for a in arena.trace.kernels[step.kernel].accesses:
-        b = arena.found.buffers[a.buffer]
-        if b.role == "weight":
-            continue
-        at = arena.address(a.buffer)
-        # Where the rows of a growing state lie is not in the access: the whole of it counts.
-        whole = a.extent == "unknown" or b.role == "state" or b.role == "workspace"
-        first, end = (0, b.nbytes) if whole else (a.offset, a.offset + a.nbytes)
-        if a.reads:
-            found.append(Touch(at + first, at + end, False))
-        if a.writes:
-            found.append(Touch(at + first, at + end, True))
-    return found
-
-
-def order(steps: Sequence[Step], arenas: Mapping[str, Arena]) -> list[list[int]]:
-    """Per step the earlier steps that it waits for."""
-    chains = [s.device if isinstance(s, Launch) else (s.source, s.target) for s in steps]
-    needs = waits(chains, [touches(s, arenas) for s in steps])
-    # A launch waits for the moves that bring what it reads, also where their bytes lie elsewhere than it names.
-    coming: dict[tuple[int, str], list[int]] = {}
-    for i, s in enumerate(steps):
-        if isinstance(s, Move):
-            coming.setdefault((s.before, s.target), []).append(i)
-        else:
-            needs[i] = sorted({*needs[i], *coming.get((s.kernel, s.device), ())})
-    return needs
 
 
 class Nodes:

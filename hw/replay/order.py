@@ -9,8 +9,12 @@ allocator gives one address to many buffers, so a move into an arena may have to
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from hw.replay.cut import Launch, Move, Step
+from tesserasim.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +102,53 @@ def waits(chains: Sequence[Hashable], touches: Sequence[Sequence[Touch]]) -> lis
         out.append(sorted(newest.values()))
         last[chain] = i
     return out
+
+
+class Place(Protocol):
+    """What ordering must know of an arena: the unit in it, and where its buffers lie."""
+
+    @property
+    def trace(self) -> Trace: ...
+
+    def address(self, buffer: int) -> int: ...
+
+
+def touches(step: Step, arenas: Mapping[str, Place]) -> list[Touch]:
+    """Addresses that a step reads and writes; weights are left out, since nobody writes them."""
+    if isinstance(step, Move):
+        found = []
+        for device, write in ((step.source, False), (step.target, True)):
+            at = arenas[device].address(step.buffer)
+            whole = arenas[device].trace.buffers[step.buffer].nbytes
+            first, end = (0, whole) if step.delta else (step.start, step.end)
+            found.append(Touch(at + first, at + end, write))
+        return found
+    arena = arenas[step.device]
+    found = []
+    for a in arena.trace.kernels[step.kernel].accesses:
+        b = arena.trace.buffers[a.buffer]
+        if b.role == "weight":
+            continue
+        at = arena.address(a.buffer)
+        # Where the rows of a growing state lie is not in the access: the whole of it counts.
+        whole = a.extent == "unknown" or b.role == "state" or b.role == "workspace"
+        first, end = (0, b.nbytes) if whole else (a.offset, a.offset + a.nbytes)
+        if a.reads:
+            found.append(Touch(at + first, at + end, False))
+        if a.writes:
+            found.append(Touch(at + first, at + end, True))
+    return found
+
+
+def order(steps: Sequence[Step], arenas: Mapping[str, Place]) -> list[list[int]]:
+    """Per step the earlier steps that it waits for."""
+    chains = [s.device if isinstance(s, Launch) else (s.source, s.target) for s in steps]
+    needs = waits(chains, [touches(s, arenas) for s in steps])
+    # A launch waits for the moves that bring what it reads, also where their bytes lie elsewhere than it names.
+    coming: dict[tuple[int, str], list[int]] = {}
+    for i, s in enumerate(steps):
+        if isinstance(s, Move):
+            coming.setdefault((s.before, s.target), []).append(i)
+        else:
+            needs[i] = sorted({*needs[i], *coming.get((s.kernel, s.device), ())})
+    return needs

@@ -16,7 +16,8 @@ from cuda.bindings import driver as cuda
 from hw.capture.driver import call
 from hw.replay.arena import Arena
 from hw.replay.cut import Launch, Step
-from hw.replay.graph import Nodes, order
+from hw.replay.graph import Nodes
+from hw.replay.order import order
 from hw.replay.rows import Rows
 
 
