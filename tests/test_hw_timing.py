@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hw.capture.timing import in_node_order  # noqa: E402
+from hw.capture.timing import in_node_order
 
 
 @pytest.mark.quick

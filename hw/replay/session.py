@@ -22,7 +22,9 @@ from hw.replay.cut import NEXT, Launch, Move, Step, brought, cut, remains
 from hw.replay.graph import SplitGraph
 from hw.replay.segments import SegmentRun
 from hw.workloads.base import UnitSpec, Workload
+from tesserasim.deps.graph import unit_flow
 from tesserasim.plans import Lane
+from tesserasim.trace.model import Trace
 
 _SPIN_CYCLES = 4_000_000  # about 2 ms
 _AHEAD_CYCLES = 2_000_000
@@ -74,13 +76,20 @@ class Session:
         self.rows = delta_rows(self.slots[0][self.partitions[0].name])
 
     @property
-    def trace(self) -> Any:
+    def trace(self) -> Trace:
         return self.slots[0][self.partitions[0].name].trace
 
     def devices(self, lane: Lane) -> list[str]:
-        """Device of every kernel under a plan's lane; pinned sites stay on the first device."""
+        """Device of every kernel under a plan's lane; pinned sites stay on the first device, and a site that reads the
+        workspace of another stays with it: where in its segment a workspace lies is not known."""
         home = self.partitions[0].name
-        return [home if k.site in self.pinned else lane.device_of(self.unit.name, k.site) for k in self.trace.kernels]
+        placed = {
+            k.site: home if k.site in self.pinned else lane.device_of(self.unit.name, k.site)
+            for k in self.trace.kernels
+        }  # fmt: skip
+        for writer, reader in workspace_pairs(self.trace):
+            placed[reader] = placed[writer]
+        return [placed[k.site] for k in self.trace.kernels]
 
     def build(self, device_of: Sequence[str], slot: int = 0, **wrong: Any) -> SplitGraph | SegmentRun:
         """The placement as one graph, or as segments where the driver has refused such a graph before."""
@@ -252,6 +261,17 @@ def _burst(
     total = max(begin.elapsed_time(m[-1]) for m in marks) * 1e-3
     each = [a.elapsed_time(b) * 1e-3 for m in marks for a, b in zip([begin, *m], m, strict=False)]
     return total, each
+
+
+def workspace_pairs(trace: Trace) -> list[tuple[str, str]]:
+    """(writer, reader) of every workspace that goes from one site to another, in program order."""
+    sites = [k.site for k in trace.kernels]
+    found = {
+        (sites[v.writer], sites[r]): None
+        for v in unit_flow(trace).values if trace.buffers[v.buffer].role == "workspace"
+        for r in v.readers if sites[r] != sites[v.writer]
+    }  # fmt: skip
+    return list(found)
 
 
 def random_devices(sites: Sequence[str], names: Sequence[str], switches: int, rng: random.Random) -> dict[str, str]:
