@@ -227,6 +227,26 @@ def links(job: Job) -> int:
     return 0
 
 
+def pairs(job: Job) -> int:
+    """Pairs of kernels on the first two devices: lines of `out`/pairs/<model>/<unit>.jsonl. Needs `out`/profile."""
+    from hw.replay.pairs import measure
+    from tesserasim.trace.parquet import read_trace
+
+    parts, workload, info = devices(job.sms), load_workload(job.model), machine()
+    for unit in [u for u in workload.units() if not job.units or u.file_stem in job.units]:
+        times = job.out / "profile" / parts[0].name / workload.name / f"{unit.file_stem}.parquet"
+        path = job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl"
+        if job.late or path.exists():
+            continue
+        durations = [k.duration_ns for k in read_trace(times).kernels]
+        rows = measure(Session(workload, unit, parts), durations)
+        journal = Journal(path, {"machine": info, "sms": [p.sms for p in parts], "model": workload.name})
+        for row in rows:
+            journal.add(row)
+        log(f"{workload.name} {unit.file_stem}: {len(rows)} pairs")
+    return 0
+
+
 def profile(job: Job) -> int:
     """Kernel times of units on every partition: traces under `out`/<partition>/<model>."""
     from hw.capture.assemble import assemble
