@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--mutations", type=_count, default=0, help="moves and waits to drop, one a run, on random plans")
     r.add_argument("--profile", action="store_true", help="measure kernel times on every device instead")
     r.add_argument("--links", action="store_true", help="measure hops between the first two devices instead")
-    r.add_argument("--pairs", action="store_true", help="measure how kernels slow each other down instead")
+    r.add_argument("--pairs", action="store_true", help="with --profile: also how kernels slow each other down")
     r.add_argument("--timelines", action="store_true", help="also write what the profiler saw of every timed plan")
     r.add_argument("--seed", type=_count, default=0)
     r.add_argument("--out", default="replay", help="folder for <model>/<unit>.jsonl (default: replay)")
@@ -127,15 +127,14 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "replay":
         import time
 
-        from hw.replay.run import Job, links, pairs, profile, replay
+        from hw.replay.run import Job, links, profile, replay
 
         job = Job(
             args.model, tuple(u for u in args.units.split(",") if u), args.sms, tuple(Path(p) for p in args.plan),
             args.random, args.depth, args.mutations, Path(args.out), time.monotonic() + args.limit_s, args.seed,
-            args.timelines,
+            args.timelines, args.pairs,
         )  # fmt: skip
-        chosen = [f for f, on in ((links, args.links), (pairs, args.pairs), (profile, args.profile)) if on]
-        return (chosen[0] if chosen else replay)(job)
+        return (links if args.links else profile if args.profile else replay)(job)
     from hw.capture import run
 
     return run.capture_all(

@@ -2,10 +2,11 @@
 
     python experiments/validation/replay_matrix.py --out replay [--sms 64,68] [--limit-s 500] [--only llama-3-8b]
 
-Hops first, then per unit its kernel times on every device, how its kernels slow each other down, the plans that policies make of them, and the replay of
-those plans, of placements apart by attention and FFN, and of random ones: checks, mutations, depths. Each step is a
-process of its own; what is there is not measured again, and no step begins after the limit. Copy OUT into
-`experiments/validation/replay` to keep it; OUT/runs.toml is what `python -m hw validate` reads.
+Hops first. Then per unit its kernel times on every device and how its kernels slow each other down, the plans that
+policies make of these times, and the replay of those plans, of placements apart by attention and FFN, and of random
+ones: checks, mutations, depths. Each step is a process of its own; what is there is not measured again, and no step
+begins after the limit. Copy OUT into `experiments/validation/replay` to keep it; OUT/runs.toml is what
+`python -m hw validate` reads.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ def commands(
     plans = out / "plans" / model
     # Globs stay globs: the plans do not exist yet.
     return [
-        [*hw, "replay", "--profile", *common, "--out", str(out / "profile")],
-        [*hw, "replay", "--pairs", *common, "--out", str(out)],
+        [*hw, "replay", "--profile", "--pairs", *common, "--out", str(out)],
         [*hw, "validate", str(out / "one" / model / f"{unit}.toml"), "--plans", str(plans), "--depth", DEPTHS],
         [*hw, "replay", *common, "--random", str(random), "--mutations", str(mutations), "--depth", DEPTHS,
          "--out", str(out), "--plan", f"{plans}/{unit}/*.json"],

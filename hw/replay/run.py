@@ -26,6 +26,7 @@ from hw.partition import Partition, split, whole
 from hw.replay.session import Session, random_devices
 from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim.plans import ANY_SITE, Lane, read_plan
+from tesserasim.trace.model import Trace
 
 SWITCHES = (1, 2, 4, 8, 16, 32, 64, 100)
 
@@ -49,6 +50,7 @@ class Job:
     deadline: float
     seed: int = 0
     timelines: bool = False
+    pairs: bool = False
 
     @property
     def late(self) -> bool:
@@ -227,39 +229,43 @@ def links(job: Job) -> int:
     return 0
 
 
-def pairs(job: Job) -> int:
-    """Pairs of kernels on the first two devices: lines of `out`/pairs/<model>/<unit>.jsonl. Needs `out`/profile."""
-    from hw.replay.pairs import measure
-    from tesserasim.trace.parquet import read_trace
-
-    parts, workload, info = devices(job.sms), load_workload(job.model), machine()
-    for unit in [u for u in workload.units() if not job.units or u.file_stem in job.units]:
-        times = job.out / "profile" / parts[0].name / workload.name / f"{unit.file_stem}.parquet"
-        path = job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl"
-        if job.late or path.exists():
-            continue
-        durations = [k.duration_ns for k in read_trace(times).kernels]
-        rows = measure(Session(workload, unit, parts), durations)
-        journal = Journal(path, {"machine": info, "sms": [p.sms for p in parts], "model": workload.name})
-        for row in rows:
-            journal.add(row)
-        log(f"{workload.name} {unit.file_stem}: {len(rows)} pairs")
-    return 0
-
-
 def profile(job: Job) -> int:
-    """Kernel times of units on every partition: traces under `out`/<partition>/<model>."""
-    from hw.capture.assemble import assemble
-    from tesserasim.trace.parquet import write_trace
-
+    """Kernel times of units on every device, as traces under `out`/profile/<device>/<model>; with `job.pairs` also
+    how their kernels slow each other down, under `out`/pairs/<model>."""
     parts, workload, info = devices(job.sms), load_workload(job.model), machine()
     for unit in [u for u in workload.units() if not job.units or u.file_stem in job.units]:
-        for p in parts:
-            path = job.out / p.name / workload.name / f"{unit.file_stem}.parquet"
-            if job.late or path.exists():
-                continue
-            captured = capture_unit(workload, unit, stream=p.stream())
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_trace(assemble(workload, captured, {**info, "gpu": f"{info['gpu']}/{p.sms}sm"}), path)
-            log(f"{workload.name} {unit.file_stem} on {p.name} ({p.sms} SMs): {captured.e2e_ns['median'] / 1e6:.3f} ms")
+        traces = [_profiled(job, workload, unit, p, info) for p in parts if not job.late]
+        if job.pairs and len(traces) == len(parts) and not job.late:
+            _pairs(job, workload, unit, parts, traces[0], info)
     return 0
+
+
+def _profiled(job: Job, workload: Workload, unit: UnitSpec, part: Partition, info: Mapping[str, Any]) -> Trace:
+    """The unit's trace on one device, from disk if it is there."""
+    from hw.capture.assemble import assemble
+    from tesserasim.trace.parquet import read_trace, write_trace
+
+    path = job.out / "profile" / part.name / workload.name / f"{unit.file_stem}.parquet"
+    if path.exists():
+        return read_trace(path)
+    captured = capture_unit(workload, unit, stream=part.stream())
+    trace = assemble(workload, captured, {**info, "gpu": f"{info['gpu']}/{part.sms}sm"})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_trace(trace, path)
+    log(f"{workload.name} {unit.file_stem} on {part.name} ({part.sms} SMs): {captured.e2e_ns['median'] / 1e6:.3f} ms")
+    return trace
+
+
+def _pairs(
+    job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partition], trace: Trace, info: Mapping[str, Any]
+) -> None:
+    from hw.replay.pairs import measure
+
+    path = job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl"
+    if path.exists():
+        return
+    rows = measure(Session(workload, unit, parts), [k.duration_ns for k in trace.kernels])
+    journal = Journal(path, {"machine": info, "sms": [p.sms for p in parts], "model": workload.name})
+    for row in rows:
+        journal.add(row)
+    log(f"{workload.name} {unit.file_stem}: {len(rows)} pairs")
