@@ -75,6 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         "--sms", type=_counts, default=(),
         help="multiprocessors of each partition of GPU 0, e.g. 64,68; default: every GPU is a device",
     )  # fmt: skip
+    r.add_argument(
+        "--backend", choices=("cudagraph", "aten"), default="cudagraph",
+        help="captured kernels in one graph, or operators of PyTorch one by one on any device (default: cudagraph)",
+    )  # fmt: skip
+    r.add_argument("--on", default="cpu,cpu", help="devices of --backend aten, e.g. cpu,cuda:0 (default: cpu,cpu)")
     r.add_argument("--plan", action="append", default=[], help="plan file whose lanes to run; may be repeated")
     r.add_argument("--random", type=_count, default=20, help="random placements to run beside them (default: 20)")
     r.add_argument("--depth", type=_counts, default=(1,), help="slots to time every plan with, e.g. 1,2,4")
@@ -134,6 +139,10 @@ def _run(args: argparse.Namespace) -> int:
             args.random, args.depth, args.mutations, Path(args.out), time.monotonic() + args.limit_s, args.seed,
             args.timelines, args.pairs,
         )  # fmt: skip
+        if args.backend == "aten":
+            from hw.replay.aten_job import replay_aten
+
+            return replay_aten(job, args.on)
         return (links if args.links else profile if args.profile else replay)(job)
     from hw.capture import run
 
