@@ -28,7 +28,7 @@ from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim.plans import ANY_SITE, Lane, read_plan
 from tesserasim.trace.model import Trace
 
-SWITCHES = (1, 2, 4, 8, 16, 32, 64, 100)
+SWITCHES = (1, 10, 100, 4, 16, 32, 64, 8)
 
 
 def log(text: str) -> None:
@@ -148,6 +148,10 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
     part = {k.site: workload_part(workload, k.module, k.op) for k in kernels}
     todo = lanes(job, unit, [k.site for k in kernels], [p.name for p in parts], part)
     failed = _checks(job, session, journal, todo)
+    if not job.late and not journal.has("plain", parts[0].name, 1):
+        plain = session.time_plain()
+        journal.add({"kind": "plain", "plan": parts[0].name, **plain.as_dict()})
+        log(f"  the captured graph itself on {parts[0].name}: {plain.as_dict()['units_per_s']:.2f}/s")
     for depth in job.depths:
         if not job.late:
             session.deepen(depth)

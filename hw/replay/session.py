@@ -129,14 +129,17 @@ class Session:
         home = self.partitions[0].name
         device_of = [home] * len(self.trace.kernels)
         self.prepare(device_of, seed)
-        arena = self.slots[0][home]
-        if not arena.ready:
-            arena.graphed.graph.instantiate()
-            arena.ready = True
+        arena = self._ready(self.slots[0][home])
         with torch.cuda.stream(arena.graphed.stream):
             arena.graphed.graph.replay()
         torch.cuda.synchronize()
         return gather(self.slots[0], remains(self.trace, device_of), self.rows)
+
+    def _ready(self, arena: Arena) -> Arena:
+        if not arena.ready:
+            arena.graphed.graph.instantiate()
+            arena.ready = True
+        return arena
 
     def check(self, device_of: Sequence[str], seed: int, want: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Whether a placement gives `want` to the bit, and what it moved."""
@@ -202,6 +205,12 @@ class Session:
             for g in graphs:
                 g.close()
 
+    def time_plain(self, bursts: int = 4, burst_s: float = 0.12) -> Timing:
+        """The captured graph of the first device itself, not made again: what the builder must not slow down."""
+        home = self.partitions[0].name
+        self.prepare([home] * len(self.trace.kernels), seed=1)
+        return self._time([_Plain(self._ready(self.slots[0][home]))], bursts, burst_s)
+
     def timeline(self, device_of: Sequence[str], depth: int, path: Path, launches: int = 3) -> None:
         """A few launches per slot as the profiler sees them: a Kineto file, which Perfetto opens and `export` reads."""
         from torch.profiler import ProfilerActivity, profile
@@ -220,7 +229,7 @@ class Session:
             for g in graphs:
                 g.close()
 
-    def _time(self, graphs: Sequence[SplitGraph | SegmentRun], bursts: int, burst_s: float) -> Timing:
+    def _time(self, graphs: Sequence[SplitGraph | SegmentRun | _Plain], bursts: int, burst_s: float) -> Timing:
         streams = self.streams[: len(graphs)]
         once = _burst(graphs, streams, 2)[0] / 2
         launches = max(3, int(burst_s / once))
@@ -240,8 +249,19 @@ class Session:
         return Timing(len(graphs), launches, tuple(rates), tuple(latencies), per_unit)
 
 
+class _Plain:
+    """A captured graph as it is, launched like a split one."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.graph = arena.graphed.graph
+
+    def launch(self, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            self.graph.replay()
+
+
 def _burst(
-    graphs: Sequence[SplitGraph | SegmentRun], streams: Sequence[torch.cuda.Stream], launches: int
+    graphs: Sequence[SplitGraph | SegmentRun | _Plain], streams: Sequence[torch.cuda.Stream], launches: int
 ) -> tuple[float, list[float]]:
     """(seconds from start to the last end, seconds of every launch) of `launches` per slot, submitted ahead."""
     torch.cuda.synchronize()
