@@ -68,8 +68,8 @@ def compare(
     """A row per policy, best first: throughput with its 80 % interval, P(win), cost, the honest comparisons.
 
     `options` are the fields of `tesserasim.sweep.bench.Options` (batch and depth: a number or the numbers to choose
-    from; max_seqs, in_flight, engine, seed). Policies that do not apply have a status and a reason. The verdict line
-    is in `frame.attrs["verdict"]`.
+    from; max_seqs, in_flight, engine, seed, device_model). Policies that do not apply have a status and a reason.
+    The verdict line is in `frame.attrs["verdict"]`.
     """
     import pandas as pd
 
@@ -125,7 +125,7 @@ def simulation(
 
     def write() -> None:
         if timeline is not None and found.plan is not None:
-            write_run(loaded, machines, found.plan, Path(timeline), chosen.engine, chosen.allow_extrapolation)
+            write_run(loaded, machines, found.plan, Path(timeline), chosen)
 
     return found.row, write
 
@@ -294,3 +294,15 @@ def describe_policies() -> list[dict[str, Any]]:
         {"name": name, "description": policy.summary, "uses_link": policy.uses_link}
         for name, policy in registered_policies().items()
     ]
+
+
+def predict_costs(
+    trace: Trace | str | os.PathLike[str], cluster: ClusterLike, site: str | None = None
+) -> dict[str, Any]:
+    """Times of a trace's sites on the GPUs of a cluster, with source and error (keys of `costs predict --json`)."""
+    from tesserasim.costs.predict import predict_document
+
+    loaded = trace if isinstance(trace, Trace) else load_trace(trace)
+    name = loaded.unit if isinstance(trace, Trace) else os.fspath(trace)
+    chosen = None if site is None else arguments.text("site", site)
+    return predict_document(loaded, _cluster(cluster, "median"), name, chosen)

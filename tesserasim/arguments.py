@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tesserasim.errors import InputError
+from tesserasim.sim.engine import check_engine
+from tesserasim.sim.program import DEVICE_MODELS
 from tesserasim.sweep.bench import Options
 from tesserasim.sweep.spec import ENGINES, MAX_TOKENS
 
@@ -37,6 +39,10 @@ def options_of(options: Mapping[str, Any], batch: Any, depth: Any, **more: Any) 
         found["seed"] = whole("seed", found["seed"], 0, MAX_SEED)
     if "engine" in found and found["engine"] not in ENGINES:
         raise InputError(f"engine: {short(found['engine'])} is none of {', '.join(ENGINES)}")
+    if "device_model" in found:
+        if found["device_model"] not in DEVICE_MODELS:
+            raise InputError(f"device_model: {short(found['device_model'])} is none of {', '.join(DEVICE_MODELS)}")
+        check_engine(found.get("engine", "auto"), found["device_model"])
     for name in ("allow_extrapolation", "check"):
         if name in found:
             flag(name, found[name])

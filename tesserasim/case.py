@@ -17,17 +17,19 @@ from typing import Any
 
 from tesserasim.cluster.model import Cluster
 from tesserasim.costs.base import CostModel
+from tesserasim.demands import ResourceLoad, resource_load
 from tesserasim.errors import InputError
 from tesserasim.lower import lower
-from tesserasim.metrics.bound import Bound, bound, mixed_bound_per_s
+from tesserasim.metrics.bound import Bound, bound, mixed_bound_per_s, mixed_shared_bound_per_s
 from tesserasim.metrics.summary import LaneOutcome, Outcome, Summary, outcome, summarise
 from tesserasim.metrics.uncertainty import PricedLane, plan_draws
 from tesserasim.plans import Lane, Plan
 from tesserasim.policies.base import Context, Limits, NotApplicable, Policy
 from tesserasim.sim.components import grouped
-from tesserasim.sim.engine import run
-from tesserasim.sim.program import Program
+from tesserasim.sim.engine import check_engine, run
+from tesserasim.sim.program import SERIAL, SHARED, Program
 from tesserasim.sim.result import SimResult
+from tesserasim.sim.sharing import load_sharing
 from tesserasim.trace.mix import Mix
 from tesserasim.trace.model import Trace
 from tesserasim.workload import FloatArray, Workload, build_workload
@@ -66,15 +68,18 @@ class Case:
 
     def __init__(
         self, mix: Mix, cluster: Cluster, costs: CostModel, limits: Limits | None = None, engine: str = "auto",
-        seed: int = 0, cache: Cache | None = None, allow_extrapolation: bool = False,
+        seed: int = 0, cache: Cache | None = None, allow_extrapolation: bool = False, device_model: str = SERIAL,
     ) -> None:  # fmt: skip
+        check_engine(engine, device_model)
+        self.device_model = device_model
         self.mix, self.cluster, self.costs, self.engine, self.seed = mix, cluster, costs, engine, seed
         self.limits = limits or Limits()
         self.cache: Cache = {} if cache is None else cache
         self.allow = allow_extrapolation
         self.traces = tuple(trace_hash(t) for unit in mix.units for t in mix.traces[unit])
         #: what every result here depends on, machines aside
-        self.base = digest(mix_facts(mix), self.traces, costs.name, costs.version, allow_extrapolation)
+        model = [] if device_model == SERIAL else [device_model, asdict(load_sharing())]
+        self.base = digest(mix_facts(mix), self.traces, costs.name, costs.version, allow_extrapolation, *model)
         # Grids and site tables are kept with the mix and the cost model: equal ones are one object.
         self.mix = self.cache.setdefault(("workload mix", self.base), mix)
         self.costs = self.cache.setdefault(("workload costs", costs.name, costs.version), costs)
@@ -116,11 +121,18 @@ class Case:
 
     def run(self, plan: Plan, dispatch: str) -> Ran:
         """Simulate a plan, component by component."""
-        parts = [self._component(plan, lanes) for lanes in lane_components(plan)]
+        parts = [self._component(plan, lanes) for lanes in self._components(plan)]
         summary = summarise(plan, self.cluster, parts, dispatch)
         engines = sorted({part.engine for _, part in parts})
         ran = Ran(plan, summary, "+".join(engines), dispatch)
         return self._held_to_bound(ran)
+
+    def _components(self, plan: Plan) -> list[list[Lane]]:
+        """Lanes that cannot influence each other, apart: shared devices of one DRAM can."""
+        if self.device_model == SERIAL or not self.cluster.dram_domains:
+            return lane_components(plan)
+        dram = dict(zip((d.id for d in self.cluster.devices), self.cluster.dram_of, strict=True))
+        return [[plan.lanes[i] for i in g] for g in grouped({dram[d] for d in x.devices} for x in plan.lanes)]
 
     def _component(self, plan: Plan, lanes: Sequence[Lane]) -> tuple[tuple[str, ...], Outcome]:
         devices = tuple(d.id for d in self.cluster.devices if any(d.id in lane.devices for lane in lanes))
@@ -138,14 +150,16 @@ class Case:
 
     def _lowered(self, plan: Plan, lanes: Sequence[Lane]) -> Program:
         part = replace(plan, lanes=tuple(lanes))
-        return lower(self.mix, part, self.cluster, self.costs, allow_extrapolation=self.allow)
+        return lower(
+            self.mix, part, self.cluster, self.costs, allow_extrapolation=self.allow, device_model=self.device_model
+        )
 
     def verify(self, plan: Plan) -> None:
         """Run a plan once more, for a first window, and hold every slice of it to the invariants.
 
         One window shows all kernels and transfers of the plan. Raises InvariantError.
         """
-        for lanes in lane_components(plan):
+        for lanes in self._components(plan):
             run(self._lowered(plan, lanes), engine=self.engine, check=True)
 
     def _component_facts(self, lanes: Sequence[Lane], devices: tuple[str, ...]) -> tuple[str, ...]:
@@ -162,15 +176,34 @@ class Case:
             if i < j and (link := self.cluster.link(a, b)) is not None
         ]  # fmt: skip
         gpus = [repr(self.cluster.device(d).gpu) for d in devices]
-        return (digest(content), digest(gpus, links))
+        if self.device_model == SERIAL:
+            return (digest(content), digest(gpus, links))
+        drams = dict(zip((d.id for d in self.cluster.devices), self.cluster.dram_of, strict=True))
+        order = list(dict.fromkeys(drams[d] for d in devices))
+        parts = [[self.cluster.device(d).sm_count, order.index(drams[d])] for d in devices]
+        return (digest(content), digest(gpus, links, parts))
+
+    def load(self, batch: int) -> ResourceLoad:
+        """What a cohort asks of SMs and DRAM; kept like the workload."""
+        key = ("workload load", self.base, self._machines(), batch)
+        if key not in self.cache:
+            self.cache[key] = resource_load(self.mix, self.cluster, self.costs, batch, self.allow)
+        kept: ResourceLoad = self.cache[key]
+        return kept
+
+    def _machines(self) -> str:
+        return digest([[repr(d.gpu), d.sm_count] for d in self.cluster.devices], self.cluster.dram_of)
 
     def bound(self) -> Bound | None:
         """The bound over the grid's batches, kept per set of GPUs."""
         gpus = [repr(d.gpu) for d in self.cluster.devices]
-        key = ("bound", self.base, digest(gpus, self.limits.batches, self.limits.max_seqs))
+        shared = self.device_model == SHARED
+        machines = (self._machines(),) if shared else ()
+        key = ("bound", self.base, digest(gpus, self.limits.batches, self.limits.max_seqs, *machines))
         if key not in self.cache:
             loads = [self.workload(b) for b in self.limits.batches if self.context.reachable(b)]
-            self.cache[key] = bound(loads, self.limits.max_seqs)
+            by_resource = {w.batch: self.load(w.batch) for w in loads} if shared else None
+            self.cache[key] = bound(loads, self.limits.max_seqs, by_resource)
         found: Bound | None = self.cache[key]
         return found
 
@@ -180,7 +213,10 @@ class Case:
         per_s, batch = (grid.per_s, grid.batch) if grid else (0.0, 0)
         used = sorted({lane.batch for lane in plan.lanes})
         if len(used) > 1 or used[0] not in self.limits.batches or not grid:
-            own = mixed_bound_per_s([self.workload(b) for b in used])
+            if self.device_model == SHARED:
+                own = mixed_shared_bound_per_s([self.load(b) for b in used])
+            else:
+                own = mixed_bound_per_s([self.workload(b) for b in used])
             if own > per_s:
                 return own, used[-1]
         return per_s, batch
@@ -232,13 +268,13 @@ def _worth_a_run(plans: Sequence[Plan]) -> list[Plan]:
 def settled_run(program: Program, engine: str) -> tuple[SimResult, float]:
     """Run a program until doubling the run changes its rate by less than 1 %; (result, last change).
 
-    Lanes that talk to nobody repeat themselves exactly and run once. Others may drift: cohorts that entered
-    together go through the machines together and spread out slowly, so that a first window sees idle devices
-    which later windows do not (20 % too slow, for prefill and decode on two GPUs at depth 2). Each doubling
+    Lanes that talk to nobody repeat themselves exactly on serial devices and run once. Others may drift: cohorts
+    that entered together go through the machines together and spread out slowly, so that a first window sees idle
+    devices which later windows do not (20 % too slow, for prefill and decode on two GPUs at depth 2). Each doubling
     counts only the second half of the run and compares it with the quarter before; given up at LONGEST windows,
     the change being reported.
     """
-    if not program.channels:
+    if not program.channels and program.device_model == SERIAL:
         return run(program, engine=engine), 0.0
     stretch = 2
     while True:

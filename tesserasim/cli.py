@@ -232,7 +232,8 @@ def _mix_new(options: argparse.Namespace) -> int:
 
 def _common(options: argparse.Namespace) -> dict[str, Any]:
     """Options that `simulate` and `plan` share, as keywords of the api."""
-    names = ("max_seqs", "input_tokens", "output_tokens", "engine", "prices", "seed", "allow_extrapolation")
+    lengths = ("max_seqs", "input_tokens", "output_tokens")
+    names = (*lengths, "engine", "prices", "seed", "allow_extrapolation", "device_model")
     return {name: getattr(options, name) for name in names}
 
 
@@ -321,6 +322,7 @@ def _add_case(c: argparse.ArgumentParser) -> None:
     c.add_argument("--input-tokens", type=_count, metavar="S", help="tokens of a prompt (default: the mix's)")
     c.add_argument("--output-tokens", type=_count, metavar="O", help="tokens of an answer (default: the mix's)")
     c.add_argument("--engine", default="auto", choices=("auto", "simpy", "fast"), help="default: auto")
+    c.add_argument("--device-model", default="serial", choices=("serial", "shared"), help="default: serial")
     c.add_argument("--allow-extrapolation", action="store_true", help="beyond twice the captured range")
     c.add_argument("--prices", default="median", metavar="P", help="median, min, max, paper or a file")
     c.add_argument("--seed", type=_seed_number, default=0, metavar="N", help="of the cost errors (default: 0)")

@@ -30,6 +30,7 @@ from tesserasim.plans import Lane, Plan, check_plan
 from tesserasim.policies import find_policy, policies
 from tesserasim.policies.base import Limits, NotApplicable, Policy
 from tesserasim.provenance import changed_since, check_made_for, without_accesses
+from tesserasim.sim.program import SERIAL
 from tesserasim.trace.mix import Mix
 from tesserasim.workload import FloatArray, Workload
 
@@ -57,7 +58,7 @@ class Evaluation:
 def evaluate(
     mix: Mix, cluster: Cluster, costs: CostModel, policy: str | Policy | type[Policy], *,
     limits: Limits | None = None, engine: str = "auto", seed: int = 0, table: str | None = None,
-    cache: Cache | None = None, allow_extrapolation: bool = False, check: bool = False,
+    cache: Cache | None = None, allow_extrapolation: bool = False, check: bool = False, device_model: str = SERIAL,
 ) -> Evaluation:  # fmt: skip
     """The best plan of a policy as one row.
 
@@ -66,7 +67,7 @@ def evaluate(
     plan once more and verifies the engine's invariants (slow). Raises InputError for input that cannot be used.
     """
     chosen = _policy(policy)
-    case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation)
+    case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation, device_model)
     ran = case.best(chosen)
     if isinstance(ran, NotApplicable):
         row = {"policy": chosen.name, "applicable": False, "reason": ran.reason}
@@ -79,14 +80,14 @@ def evaluate(
 def evaluate_plan(
     mix: Mix, cluster: Cluster, costs: CostModel, plan: Plan, *, limits: Limits | None = None,
     engine: str = "auto", seed: int = 0, table: str | None = None, cache: Cache | None = None,
-    allow_extrapolation: bool = False, check: bool = False,
+    allow_extrapolation: bool = False, check: bool = False, device_model: str = SERIAL,
 ) -> Evaluation:  # fmt: skip
     """A given plan as one row. Raises DoesNotFitError if it exceeds a device's memory, InputError if it is damaged,
     was made for another mix or cluster, does not cover the mix or names unknown devices. Traces, prices or links
     that have changed since it was made are a note in the row."""
     check_plan(plan)
     check_made_for(plan, mix, cluster)
-    case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation)
+    case = Case(mix, cluster, costs, limits, engine, seed, cache, allow_extrapolation, device_model)
     plan = replace(plan, notes=(*plan.notes, *changed_since(plan, case.traces, cluster)))
     try:
         lanes = case.priced(plan)
@@ -114,7 +115,7 @@ def _common(case: Case, table: str | None) -> dict[str, Any]:
         "mix": mix.name, "cluster": case.cluster.name,
         "table": table or (OWN_BEST if case.limits.in_flight is None else EQUAL),
         "throughput_unit": mix.throughput_unit, "origins": list(mix.origins), "incomplete": list(mix.incomplete),
-        "device_model": "serial", "seed": case.seed, "costs": case.costs.name,
+        "device_model": case.device_model, "seed": case.seed, "costs": case.costs.name,
     }  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def _evaluation(case: Case, ran: Ran, table: str | None) -> Evaluation:
         "gain_vs_single": _median_gain(draws, honest.single_draws),
         **break_even(case.cluster, plan, s.steady_per_s, honest.one_gpu_per_s),
         "plan_status": plan.status, "plan_gap": plan.gap,
-        "notes": [*plan.notes, *without_accesses(case.mix), *_unsettled(s.change)],
+        "notes": [*plan.notes, *without_accesses(case.mix), *_unsettled(s.change), *_model_notes(case)],
         "steady_change": s.change,
         "lanes": [_lane(case, lane, rate) for lane, rate in zip(plan.lanes, s.lane_per_s, strict=True)],
         "extrapolated": sorted({u for w in forms.values() for u in w.extrapolated}),
@@ -160,6 +161,15 @@ def _unsettled(change: float) -> list[str]:
     if change < SETTLED:
         return []
     return [f"steady rate not settled: it moved by {100 * change:.1f} % when the window was last doubled"]
+
+
+def _model_notes(case: Case) -> list[str]:
+    if case.device_model == SERIAL:
+        return []
+    return [
+        "shared devices: what kernels lose by co-running is assumed, not yet calibrated; plans, batch and depth are "
+        "still chosen by the closed form of serial devices"
+    ]
 
 
 def _sources(w: Workload) -> tuple[str, ...]:

@@ -23,31 +23,41 @@ import numpy as np
 
 from tesserasim.cluster.model import Cluster
 from tesserasim.costs.base import CostModel
+from tesserasim.demands import Demands
 from tesserasim.deps.cohort import Launch, carried_versions, value_bytes
 from tesserasim.deps.graph import UnitFlow, unit_flow
 from tesserasim.errors import InputError
 from tesserasim.mixtimes import MixTimes, launches_of, mix_times
 from tesserasim.plans import ANY_SITE, Lane, Plan
-from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
+from tesserasim.sim.program import SERIAL, SHARED, Channel, LaneProgram, Program, Send, StreamProgram
+from tesserasim.sim.sharing import load_sharing
 from tesserasim.trace.mix import Mix
 from tesserasim.trace.profile import IntArray, IntegerTimes, ProfileRun
 
 
 def lower(
     mix: Mix, plan: Plan, cluster: Cluster, costs: CostModel, labels: bool = False,
-    allow_extrapolation: bool = False,
+    allow_extrapolation: bool = False, device_model: str = SERIAL,
 ) -> Program:  # fmt: skip
-    """The program of `plan` for `mix` on `cluster`. With `labels` every kernel carries "unit launch site".
+    """The program of `plan` for `mix` on `cluster`. With `labels` every kernel carries "unit launch site"; for
+    shared devices also what it demands of SMs and DRAM.
 
     Raises InputError if the plan leaves out a unit or site, names an unknown device or site, splits a group,
     or sends between devices without a link.
     """
     channels = _Channels(cluster)
     times = mix_times(mix, costs)
+    demands = Demands(times) if device_model == SHARED else None
     lanes = tuple(
-        _LaneBuilder(lane, times, cluster, channels, allow_extrapolation, labels).program() for lane in plan.lanes
+        _LaneBuilder(lane, times, cluster, channels, allow_extrapolation, labels, demands).program()
+        for lane in plan.lanes
     )
-    return Program(tuple(d.id for d in cluster.devices), channels.within_ports(), lanes)
+    devices = tuple(d.id for d in cluster.devices)
+    if demands is None:
+        return Program(devices, channels.within_ports(), lanes)
+    return Program(
+        devices, channels.within_ports(), lanes, device_model=SHARED, domains=cluster.dram_of, sharing=load_sharing()
+    )
 
 
 class _Channels:
@@ -118,9 +128,10 @@ class _Stream:
 
 class _LaneBuilder:
     def __init__(
-        self, lane: Lane, times: MixTimes, cluster: Cluster, channels: _Channels, allow: bool, labels: bool
-    ) -> None:
-        self.lane, self.cluster, self.channels, self.labels = lane, cluster, channels, labels
+        self, lane: Lane, times: MixTimes, cluster: Cluster, channels: _Channels, allow: bool, labels: bool,
+        demands: Demands | None = None,
+    ) -> None:  # fmt: skip
+        self.lane, self.cluster, self.channels, self.labels, self.demands = lane, cluster, channels, labels, demands
         self.mix = times.mix
         self.devices = {d.id: i for i, d in enumerate(cluster.devices)}
         self._check_names(times)
@@ -217,6 +228,10 @@ class _LaneBuilder:
                 continue
             self._add_times(stream.program, one, run[d].integers(), ids)
             stream.program.order += (base[:, None] + ids).ravel().tolist()
+            if self.demands is not None:
+                sm, dram = self.demands.of(run[d].trace, self.cluster.devices[d])
+                stream.program.sm += sm[ids].tolist() * total
+                stream.program.dram += dram[ids].tolist() * total
             stream.program.waits += [None] * (total * count)
             stream.program.sends += [None] * (total * count)
             if stream.program.labels is not None:

@@ -71,6 +71,11 @@ class Device:
 
     id: str
     gpu: GpuSpec
+    sms: int | None = None  # of a partition; None: the whole GPU
+
+    @property
+    def sm_count(self) -> int:
+        return self.sms or self.gpu.sms
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,16 @@ class Cluster:
     prices: Mapping[str, Price] = field(default_factory=dict)  # GPU name -> price; a missing one is unknown
     #: device id -> Gb/s per direction of its port, shared by all its links; a missing one is no limit
     nic_gbps: Mapping[str, float] = field(default_factory=dict)
+    #: ids of devices that share one DRAM (partitions of one GPU); others have their own. Shared devices only
+    dram_domains: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def dram_of(self) -> tuple[int, ...]:
+        """[device] its DRAM: the index of the first device on it."""
+        first = {d.id: i for i, d in enumerate(self.devices)}
+        for domain in self.dram_domains:
+            first.update(dict.fromkeys(domain, min(first[d] for d in domain)))
+        return tuple(first[d.id] for d in self.devices)
 
     def device(self, device_id: str) -> Device:
         for d in self.devices:
@@ -134,11 +149,16 @@ def cluster_hash(cluster: Cluster) -> str:
     def figures(thing: GpuSpec | Link | Price) -> dict[str, object]:
         return {k: v for k, v in asdict(thing).items() if k not in _PROSE}
 
-    content = {
+    content: dict[str, object] = {
         "devices": [[d.id, figures(d.gpu)] for d in cluster.devices],
         "links": sorted((figures(x) for x in cluster.links), key=lambda f: (str(f["a"]), str(f["b"]))),
         "nic_gbps": dict(sorted(cluster.nic_gbps.items())),
         "prices": {name: figures(p) for name, p in sorted(cluster.prices.items())},
     }
+    # Only where they are used, so that other clusters keep their hashes.
+    if cluster.dram_domains:
+        content["dram_domains"] = sorted(sorted(x) for x in cluster.dram_domains)
+    if any(d.sms for d in cluster.devices):
+        content["sms"] = [d.sms for d in cluster.devices]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

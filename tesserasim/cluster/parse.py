@@ -16,6 +16,8 @@ TOML
                  { a = "A100-80GB-PCIe", b = "L40S#0", gbps = 90.0, latency_us = 20.0 }]
         nic_gbps = { "L40S#0" = 25.0 }              # ports; without an entry a port limits nothing
         prices = { L40S = 0.85 }                    # goes before the prices asked for
+        dram_domains = [["L40S#0", "L40S#1"]]       # partitions of one GPU share its DRAM (shared devices)
+        sms = { "L40S#0" = 64 }                     # multiprocessors of a partition (shared devices)
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,7 @@ DEFAULT_LINK = "200Gbps"
 MAX_DEVICES = 64  # every pair gets a link, and planners are made for a handful of devices
 MIN_GBPS, MAX_GBPS = 0.01, 100_000.0
 MAX_LATENCY_US = 1_000_000.0
-_TOML_KEYS = frozenset({"name", "devices", "link", "links", "nic_gbps", "prices"})
+_TOML_KEYS = frozenset({"name", "devices", "link", "links", "nic_gbps", "prices", "dram_domains", "sms"})
 _LINK_KEYS = frozenset({"a", "b", "kind", "gbps", "latency_us"})
 _NUMBER = r"[+-]?(?:[0-9][0-9.]*(?:e[+-]?[0-9]+)?|\.[0-9]+|nan|inf(?:inity)?)"
 
@@ -196,6 +199,8 @@ def _from_toml(path: Path, table: Mapping[str, Price]) -> Cluster:
     ports = {}
     for device, gbps in _table(spec.get("nic_gbps", {}), f"{where}: nic_gbps").items():
         ports[_known(device, ids, where)] = _bandwidth(gbps, f"{where}: nic_gbps of {shown(device)}")
+    devices = _partitions(devices, _table(spec.get("sms", {}), f"{where}: sms"), where)
+    domains = _domains(spec.get("dram_domains", []), devices, where)
     own = {}
     for gpu, usd in _table(spec.get("prices", {}), f"{where}: prices").items():
         price = f"{where}: price of {shown(gpu)}"
@@ -205,7 +210,39 @@ def _from_toml(path: Path, table: Mapping[str, Price]) -> Cluster:
     name = _text(spec.get("name", path.stem), f"{where}: name")
     if not name or len(name) > 200 or not name.isprintable():
         raise InputError(f"{where}: name must be a line of text of at most 200 characters, not {shown(name)}")
-    return Cluster(name, devices, links, _used({**table, **own}, devices), ports)
+    return Cluster(name, devices, links, _used({**table, **own}, devices), ports, domains)
+
+
+def _partitions(devices: tuple[Device, ...], sms: Mapping[str, Any], where: str) -> tuple[Device, ...]:
+    """The devices, those in `sms` with that many multiprocessors."""
+    known = {d.id: d for d in devices}
+    for name, count in sms.items():
+        device = known[_known(name, set(known), f"{where}: sms")]
+        whole = isinstance(count, int) and not isinstance(count, bool)
+        if not whole or not 1 <= count <= device.gpu.sms:
+            raise InputError(f"{where}: sms of {shown(name)}: {shown(count)} is not in 1 to {device.gpu.sms}")
+        known[name] = replace(device, sms=count)
+    return tuple(known.values())
+
+
+def _domains(rows: Any, devices: Sequence[Device], where: str) -> tuple[tuple[str, ...], ...]:
+    """Groups of devices on one DRAM: partitions of one GPU, so all of one type, and in one group at most."""
+    where = f"{where}: dram_domains"
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) > 1 for row in rows):
+        raise InputError(f'{where}: must be lists of two or more devices, [["a", "b"]]')
+    known = {d.id: d for d in devices}
+    domains = tuple(tuple(_known(name, set(known), where) for name in row) for row in rows)
+    for name, count in Counter(name for domain in domains for name in domain).items():
+        if count > 1:
+            raise InputError(f"{where}: {shown(name)} is listed twice")
+    for domain in domains:
+        gpu = known[domain[0]].gpu
+        if any(known[name].gpu != gpu for name in domain):
+            raise InputError(f"{where}: {shown(domain[0])} and another of its group are not parts of one GPU")
+        parts = [known[name].sms or 0 for name in domain]
+        if sum(parts) > gpu.sms:
+            raise InputError(f"{where}: {', '.join(domain)} have {sum(parts)} SMs together, a {gpu.name} {gpu.sms}")
+    return domains
 
 
 def _listed_links(rows: Any, ids: set[str], where: str) -> dict[frozenset[str], Link]:

@@ -10,6 +10,9 @@ so every plan at B is at least as slow. The bound reported is the largest over a
 `max_seqs` requests per GPU; each relaxation can only raise it. Equal devices are pooled: n of them
 are one device n times as fast, which a fractional x can reach.
 
+On `shared` devices the rows of T are by resource instead: per device the sum of SM-time, per DRAM the sum of
+DRAM-time (demands.py). Losses by sharing (sharing.json) are left out, which can only raise the bound.
+
 The objective is checked in the tests against the closed form for two devices (sort the sites by the ratio
 of their times, fill the first device until the loads meet).
 """
@@ -24,6 +27,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
+from tesserasim.demands import ResourceLoad
 from tesserasim.metrics.memory import MAX_SEQS, could_fit, max_sequences
 from tesserasim.metrics.predict import NS
 from tesserasim.workload import FloatArray, Workload
@@ -102,16 +106,61 @@ def bound_ns(workload: Workload) -> float:
     return fractional_ns(pool(workload, workload.time_ns))
 
 
-def bound(workloads: Sequence[Workload], max_seqs: int = MAX_SEQS) -> Bound | None:
-    """The bound over workloads of one mix and cluster at different batches; None if none could fit."""
+def shared_ns(sm_ns: FloatArray, dram_ns: FloatArray, domain_of: Sequence[int]) -> float:
+    """Minimum over fractional x of the fullest resource, in ns: [site, device] SM-time and DRAM-time.
+
+    Only the solver's multipliers are used, as in `fractional_ns`: they stand at rows [SMs of each device, each
+    DRAM], and a site costs at least its cheapest device under them.
+    """
+    s, d = sm_ns.shape
+    drams = sorted(set(domain_of))
+    row_of = np.array([d + drams.index(x) for x in domain_of])
+    scale = max(float(sm_ns.max()), float(dram_ns.max())) * s or 1.0
+    site, dev = np.divmod(np.arange(s * d), d)
+    n = d + len(drams)
+    rows = np.concatenate((dev, row_of[dev], np.arange(n)))
+    cols = np.concatenate((np.arange(s * d), np.arange(s * d), np.full(n, s * d)))
+    vals = np.concatenate(((sm_ns / scale).ravel(), (dram_ns / scale).ravel(), -np.ones(n)))
+    a_ub = coo_array((vals, (rows, cols)), shape=(n, s * d + 1)).tocsr()
+    a_eq = coo_array((np.ones(s * d), (site, np.arange(s * d))), shape=(s, s * d + 1)).tocsr()
+    cost = np.zeros(s * d + 1)
+    cost[-1] = 1.0
+    solve: Any = linprog  # the stubs do not know sparse matrices
+    found = solve(cost, A_ub=a_ub, b_ub=np.zeros(n), A_eq=a_eq, b_eq=np.ones(s), bounds=(0, None), method="highs")
+    if found.status != 0:
+        raise ArithmeticError(f"bound: the linear program ended with status {found.status} ({found.message})")
+    m = np.maximum(-np.asarray(found.ineqlin.marginals), 0.0)
+    m /= m.sum()
+    return float((m[:d] * sm_ns + m[row_of] * dram_ns).min(axis=1).sum())
+
+
+def bound(
+    workloads: Sequence[Workload], max_seqs: int = MAX_SEQS, loads: Mapping[int, ResourceLoad] | None = None
+) -> Bound | None:
+    """The bound over workloads of one mix and cluster at different batches; None if none could fit.
+
+    `loads` (by batch) makes it the bound of shared devices.
+    """
     rates: dict[int, float] = {}
     for w in sorted(workloads, key=lambda w: w.batch):
         if could_fit(w) and w.batch <= max_sequences(len(w.devices), max_seqs):
-            rates[w.batch] = w.batch * NS / bound_ns(w)
+            least = bound_ns(w) if loads is None else _load_ns(loads[w.batch])
+            rates[w.batch] = w.batch * NS / least
     if not rates:
         return None
     best = max(rates, key=lambda b: (rates[b], -b))
     return Bound(rates[best], best, rates)
+
+
+def _load_ns(load: ResourceLoad) -> float:
+    return shared_ns(load.sm_ns, load.dram_ns, load.domain_of)
+
+
+def mixed_shared_bound_per_s(loads: Sequence[ResourceLoad]) -> float:
+    """As `mixed_bound_per_s`, of shared devices: each resource of each site at its cheapest batch."""
+    sm, dram = (np.min([x / load.batch for load, x in zip(loads, each, strict=True)], axis=0)
+                for each in ([y.sm_ns for y in loads], [y.dram_ns for y in loads]))  # fmt: skip
+    return NS / shared_ns(sm, dram, loads[0].domain_of)
 
 
 def mixed_bound_per_s(workloads: Sequence[Workload]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Set
 
-from tesserasim.sim.program import Program
+from tesserasim.sim.program import SHARED, Program
 
 
 def grouped(used: Iterable[Set[Hashable]]) -> list[list[int]]:
@@ -23,7 +23,8 @@ def grouped(used: Iterable[Set[Hashable]]) -> list[list[int]]:
 
 
 def components(program: Program) -> list[list[int]]:
-    """Lanes grouped so that lanes of different groups share no device and no channel; in lane order."""
+    """Lanes grouped so that lanes of different groups share no device and no channel, nor a DRAM of shared devices;
+    in lane order."""
     used = []
     for lane in program.lanes:
         devices = {s.device for s in lane.streams if s.duration}
@@ -31,5 +32,5 @@ def components(program: Program) -> list[list[int]]:
             for sends in s.sends:
                 if sends:
                     devices.update(program.channels[x.channel].dst for x in sends)
-        used.append(devices)
+        used.append({program.domain(d) for d in devices} if program.device_model == SHARED else devices)
     return grouped(used)

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tesserasim.sim.sharing import Sharing
+
+SERIAL, SHARED = "serial", "shared"
+DEVICE_MODELS = (SERIAL, SHARED)
+
 
 @dataclass(frozen=True, slots=True)
 class Channel:
@@ -52,6 +57,9 @@ class StreamProgram:
     #: index of each kernel in the cohort's program order over all devices (tie rule)
     order: list[int] = field(default_factory=list)
     labels: list[str] | None = None  # names for timelines; None when not wanted
+    #: `shared` devices only: what the kernel demands when it runs alone, in units of 2^-20 (sharing.ONE is all)
+    sm: list[int] = field(default_factory=list)  # of the device's multiprocessors, >= 1
+    dram: list[int] = field(default_factory=list)  # of the bandwidth of the device's DRAM, >= 0
 
 
 @dataclass(slots=True)
@@ -74,6 +82,13 @@ class Program:
     channels: tuple[Channel, ...]
     lanes: tuple[LaneProgram, ...]
     stretch: int = 1  # length of a run after its first 2 d completions, in windows; a power of 2
+    device_model: str = SERIAL  # one kernel at a time, or SHARED: kernels of several streams co-run
+    domains: tuple[int, ...] = ()  # per device: its DRAM; devices with equal numbers share one. (): each its own
+    sharing: Sharing = field(default_factory=Sharing)
+
+    def domain(self, device: int) -> int:
+        """The DRAM of a device."""
+        return self.domains[device] if self.domains else device
 
     def warmup(self, lane: LaneProgram) -> int:
         """Completions before the window: 2 d, and half of a stretched run."""

@@ -8,6 +8,7 @@ starts at it. Use of a device or link is clipped to [0, end]; "window" figures t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tesserasim.errors import InputError
 from tesserasim.sim.program import LaneProgram, Program
@@ -128,6 +129,17 @@ class Slice:
     label: str = ""
 
 
+class Rate(NamedTuple):
+    """From `at_ns` on a kernel of a shared device runs at `rate` (units of 2^-20), until its next entry or end."""
+
+    at_ns: int
+    device: int
+    lane: int
+    cohort: int
+    kernel: int  # index on its stream
+    rate: int
+
+
 @dataclass(slots=True)
 class SimResult:
     lanes: list[LaneResult]
@@ -136,6 +148,7 @@ class SimResult:
     engine: str
     end_ns: int = 0
     timeline: list[Slice] | None = None  # everything that started before its component's end, by start
+    rates: list[Rate] | None = None  # with the timeline of shared devices: every change of a kernel's rate
 
     @classmethod
     def blank(cls, program: Program, cohorts: int | None, engine: str) -> SimResult:

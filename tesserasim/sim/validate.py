@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from tesserasim.errors import InputError
 from tesserasim.sim.order import MAX_DEVICES, MAX_POSITION
-from tesserasim.sim.program import LaneProgram, Program, StreamProgram
+from tesserasim.sim.program import DEVICE_MODELS, SHARED, LaneProgram, Program, StreamProgram
 from tesserasim.sim.result import DeadlockError
+from tesserasim.sim.sharing import ONE
 
 
 def check_program(program: Program) -> None:
@@ -23,6 +24,10 @@ def check_program(program: Program) -> None:
             raise InputError(f"channel {channel.name}: bandwidth must be positive and latency not negative")
         if channel.src == channel.dst:
             raise InputError(f"channel {channel.name} leads from a device to itself")
+    if program.device_model not in DEVICE_MODELS:
+        raise InputError(f"unknown device model {program.device_model!r}: one of {', '.join(DEVICE_MODELS)}")
+    if program.domains and len(program.domains) != len(program.devices):
+        raise InputError("the program must name the DRAM of every device, or of none")
     for lane in program.lanes:
         _check_lane(program, lane)
 
@@ -53,6 +58,11 @@ def _check_stream(program: Program, lane: LaneProgram, s: StreamProgram) -> None
         raise InputError(f"{where}: a duration below 1 ns, or a negative delay or shave")
     if any(s.shave) and min(map(int.__sub__, s.duration, s.shave)) < 1:
         raise InputError(f"{where}: a shave leaves less than 1 ns of its kernel")
+    if program.device_model == SHARED:
+        if len(s.sm) != n or len(s.dram) != n:
+            raise InputError(f"{where}: kernels of shared devices need demands of SMs and DRAM")
+        if min(s.sm) < 1 or min(s.dram) < 0 or max(*s.sm, *s.dram) > ONE:
+            raise InputError(f"{where}: demands must lie in [1, 2^20] for SMs and [0, 2^20] for DRAM")
     if min(s.order) < 0 or max(s.order) >= MAX_POSITION:
         raise InputError(f"{where}: positions must lie in [0, {MAX_POSITION})")
 

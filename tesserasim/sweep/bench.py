@@ -39,6 +39,7 @@ class Options:
     seed: int = 0
     allow_extrapolation: bool = False  # beyond twice the captured range
     check: bool = False
+    device_model: str = "serial"
 
     @property
     def table(self) -> str:
@@ -139,14 +140,17 @@ def run_plan(mix: Mix, cluster: Cluster, plan: Plan, options: Options) -> Evalua
     return _done(evaluate_plan(mix, cluster, default_costs(), plan, **_keywords(options)))
 
 
-def write_run(mix: Mix, cluster: Cluster, plan: Plan, path: Path, engine: str, allow_extrapolation: bool) -> None:
+def write_run(mix: Mix, cluster: Cluster, plan: Plan, path: Path, options: Options) -> None:
     """Simulate `plan` until each lane has completed one cohort, and write what ran where, for Perfetto."""
     from tesserasim.lower import lower
     from tesserasim.sim.engine import run
     from tesserasim.sim.timeline import write_timeline
 
-    program = lower(mix, plan, cluster, default_costs(), labels=True, allow_extrapolation=allow_extrapolation)
-    write_timeline(program, run(program, engine=engine, timeline=True, cohorts=1), path)
+    program = lower(
+        mix, plan, cluster, default_costs(), labels=True, allow_extrapolation=options.allow_extrapolation,
+        device_model=options.device_model,
+    )  # fmt: skip
+    write_timeline(program, run(program, engine=options.engine, timeline=True, cohorts=1), path)
 
 
 def run_case(
@@ -164,6 +168,7 @@ def _keywords(options: Options) -> dict[str, Any]:
     return {
         "limits": limits, "engine": options.engine, "seed": options.seed, "table": options.table,
         "allow_extrapolation": options.allow_extrapolation, "check": options.check,
+        "device_model": options.device_model,
     }  # fmt: skip
 
 
