@@ -89,6 +89,22 @@ def test_inductor_names_checked_against_ptx() -> None:
         assert of(trace, 0)["m@0:out_ptr0"].covers
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("ld.global.u32 %r1, [%rd1];\nst.global.u32 [%rd1], %r1;", "of k may read out_ptr0, declared W; both are kept"),
+        ("st.global.u32 [%rd0], %r1;\nst.global.u32 [%rd1], %r1;", "of k may write in_ptr0, declared R; both are kept"),
+        ("call.uni far, (%rd0);\nst.global.u32 [%rd1], %r1;", "of k gives up on in_ptr0, declared R; RW of unknown"),
+    ],
+)
+def test_a_warning_says_what_was_not_declared(body: str, words: str) -> None:
+    """Mutation: it says what the access does in all: `may write` of what is declared W."""
+    call = Call("m", "fused_add", "triton", 0, 1, [tensor("in_ptr0", "R", A), result("out_ptr0", B)])
+    text = ptx("k", body, 2)
+    _, warnings = unit([replace(call, compiled=[Compiled(0, 1, text)])], [kernel("k", A, B)])
+    assert words in warnings[0]
+
+
 @pytest.mark.parametrize("change", ["name", "size", "range", "malformed"])
 def test_ptx_that_does_not_fit_is_no_evidence(change: str) -> None:
     """The variant that ran has the node's name and parameters. Mutations tried: sizes, or names, not compared."""

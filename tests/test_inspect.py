@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_cases import H100, SHARED, SMALL, document, event, kernel, needs_shared, write
 
+from tesserasim.deps.summary import dependencies
+from tesserasim.deps.words import in_words
+from tesserasim.report.words import describe_facts
 from tesserasim.trace.importer import import_profile
 from tesserasim.trace.inspect import facts, inspect_file, union_ns
 from tesserasim.trace.model import Kernel, Trace, TraceMeta
@@ -100,3 +104,16 @@ def test_real_profiles_through_parquet(tmp_path: Path, name: str) -> None:
     path = SHARED / "data" / "traces" / f"{name}.json.gz"
     write_trace(import_profile(path), tmp_path / "t.parquet")
     assert inspect_file(tmp_path / "t.parquet") == inspect_file(path)
+
+
+def test_warnings_that_the_capture_did_not_keep_are_counted() -> None:
+    """Mutation: a list that was cut short looks whole. In words, lines that differ in numbers alone are one."""
+    meta = TraceMeta("captured", "m", {"name": "decode"}, "H200", warnings=("l.1@8: x", "l.2@9: x", "other"))
+    assert facts(Trace(replace(meta, extra={"warnings_total": 3}), ()))["warnings"] == list(meta.warnings)
+    got = facts(Trace(replace(meta, extra={"warnings_total": 63}), ()))
+    assert got["warnings"] == [*meta.warnings, "60 of the 63 warnings of the capture are not in the trace"]
+    words = describe_facts(got).splitlines()[1:]
+    assert [w.strip() for w in words[:2]] == ["warning: l.1@8: x (and 1 more like it)", "warning: other"]
+    assert len(words) == 3
+    deps = dependencies(Trace(replace(meta, extra={"warnings_total": 63}), ()))
+    assert deps["warnings"] == got["warnings"] and "warning: l.1@8: x (and 1 more like it)" in in_words(deps)

@@ -15,7 +15,7 @@ from hw.capture.buffers import BufferTable, scan_pointers
 from hw.capture.driver import MEMCPY, MEMSET, Node
 from hw.capture.evidence import NAMES, NOWHERE, SCHEMA, Decision, decide
 from hw.capture.library import library_kernel
-from hw.capture.ptx_evidence import PointerModes, pointer_modes, union
+from hw.capture.ptx_evidence import PointerModes, minus, pointer_modes, union
 from hw.capture.recorder import Argument, Call
 from tesserasim.trace.model import Access
 
@@ -84,10 +84,7 @@ class _Site:
                 library=self.library[i], begun=begun,
             )  # fmt: skip
             if d.widened and not self._declared_written(a):
-                self.warnings.append(
-                    f"{self.site}: the PTX of {node.name} {'may write' if d.writes else 'reads'} {a.name}, declared "
-                    f"{a.mode}; both are kept"
-                )
+                self.warnings.append(_widened(self.site, node.name, a, d))
             begun = begun or d.writes
             if d.mode != "none":
                 found.append((i, d))
@@ -188,6 +185,14 @@ class _Site:
                 row[j] = dataclasses.replace(a, mode=union(a.mode, d.mode))
                 return
         row.append(Access(buffer, d.mode, 0, b.nbytes, "unknown" if d.vague else extent, False, d.evidence))
+
+
+def _widened(site: str, kernel: str, a: Argument, d: Decision) -> str:
+    """The warning that PTX does more with an argument than is declared."""
+    if d.vague:
+        return f"{site}: the PTX of {kernel} gives up on {a.name}, declared {a.mode}; RW of unknown extent is kept"
+    more = {"R": "may read", "W": "may write", "RW": "may read and write"}[minus(d.mode, a.mode)]
+    return f"{site}: the PTX of {kernel} {more} {a.name}, declared {a.mode}; both are kept"
 
 
 def _begins(a: Argument, per_node: Sequence[tuple[int, Decision]]) -> bool:

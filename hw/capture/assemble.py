@@ -23,6 +23,9 @@ from hw.workloads.base import UnitSpec, Work, Workload
 from tesserasim import __version__
 from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta, structure_sha256
 
+#: How many warnings a trace keeps, the first in launch order; all are counted.
+WARNINGS_KEPT = 20
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -86,6 +89,7 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
         rows = found.rows[call.first : call.last]
         kernels += _kernels(captured, call, leaf, part, site, rows, found.buffers, workload)
     count = Counter(k.site for k in kernels)
+    warnings = list(dict.fromkeys(found.warnings))
     kernels = [
         dataclasses.replace(k, group_reason="kernels of one call" if count[k.site] > 1 else "") for k in kernels
     ]
@@ -95,9 +99,9 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
         e2e_ns=captured.e2e_ns, launch=machine.get("launch"), structure_sha256=structure_sha256(tuple(kernels)),
         workspace_bytes=captured.workspace_bytes, tool_version=__version__, moe=workload.moe_statistics(),
         captured_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        warnings=tuple(sorted(set(found.warnings))[:20]),
+        warnings=tuple(warnings[:WARNINGS_KEPT]),
         extra={
-            "copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(found.warnings),
+            "copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(warnings),
             "e2e_samples_ns": captured.e2e_samples_ns, "span_samples_ns": captured.times.spans(),
             "e2e_host_included_ns": captured.idle_samples_ns,
         },

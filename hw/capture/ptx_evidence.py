@@ -49,6 +49,11 @@ def union(*modes: str) -> str:
     return _NAMES[effects]
 
 
+def minus(mode: str, allowed: str) -> str:
+    """The effects of `mode` that `allowed` does not allow."""
+    return _NAMES[_EFFECTS[mode] & ~_EFFECTS[allowed]]
+
+
 def within(mode: str, allowed: str) -> bool:
     """Whether `allowed` allows everything that `mode` does."""
     return not _EFFECTS[mode] & ~_EFFECTS[allowed]

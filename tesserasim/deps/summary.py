@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tesserasim.deps.graph import CARRIED, UnitFlow, is_unknown, storage_hazards, unit_flow
+from tesserasim.trace.inspect import kept_warnings
 from tesserasim.trace.model import EVIDENCE, EXTENTS, MODES, ROLES, Trace
 
 #: How many of the largest values and cuts, and of the storages with most hazards, are listed.
@@ -155,7 +156,7 @@ def _largest_cuts(flow: UnitFlow) -> list[dict[str, Any]]:
 
 def _warnings(flow: UnitFlow) -> list[str]:
     trace = flow.trace
-    found = list(trace.meta.warnings)
+    found = kept_warnings(trace)
     bare = sum(not k.accesses for k in trace.kernels)
     if trace.kernels and bare == len(trace.kernels):
         found.append("the trace has no accesses: nothing is known of its dependencies, and nothing can be split")

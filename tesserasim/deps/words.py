@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tesserasim.trace.values import alike
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 #: Groups and values shown in the terminal.
 SHOWN = 5
@@ -40,7 +42,7 @@ def in_words(document: Mapping[str, Any]) -> str:
     if document["largest_cuts"]:
         cut = document["largest_cuts"][0]
         lines.append(f"largest cut: {size(cut['nbytes'])} after {shown(cut['after'])}")
-    return "\n".join(lines + [f"warning: {shown(w, 300)}" for w in document["warnings"]])
+    return "\n".join(lines + [f"warning: {shown(w, 300)}" for w in alike(document["warnings"])])
 
 
 def modes_in_words(found: Mapping[str, Mapping[str, str]]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tesserasim.report.table import aligned, number
+from tesserasim.trace.values import alike
 
 GIB = 2**30
 
@@ -53,7 +54,7 @@ def describe_facts(facts: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{facts[key]} {key}" for key in ("kernels", "memcpys", "memsets", "streams", "devices"))
     times = ", ".join(f"{key[:-3]} {facts[key] / 1e6:.3f} ms" for key in ("busy_ns", "union_ns", "span_ns"))
     lines = [f"{counts}; {times}; {facts['graph_kernels']} from graphs; GPU {facts['gpu'] or 'unknown'}"]
-    return "\n".join(lines + [f"  warning: {warning}" for warning in facts["warnings"]])
+    return "\n".join(lines + [f"  warning: {warning}" for warning in alike(facts["warnings"])])
 
 
 def format_gpus(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -56,8 +56,17 @@ def facts(trace: Trace) -> dict[str, Any]:
         "union_ns": union_ns(intervals),
         "span_ns": max(e for _, e in intervals) - min(s for s, _ in intervals) if intervals else 0,
         "graph_kernels": int(graph),
-        "warnings": list(trace.meta.warnings),
+        "warnings": kept_warnings(trace),
     }
+
+
+def kept_warnings(trace: Trace) -> list[str]:
+    """The warnings in the file of a trace; a last one says how many its capture gave that the file does not hold."""
+    found = list(trace.meta.warnings)
+    total = trace.meta.extra.get("warnings_total")
+    if isinstance(total, int) and total > len(found):
+        found.append(f"{total - len(found)} of the {total} warnings of the capture are not in the trace")
+    return found
 
 
 def union_ns(intervals: list[tuple[int, int]]) -> int:

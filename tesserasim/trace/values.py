@@ -6,12 +6,15 @@ Every function returns None for what is no such value; none of them raises.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from decimal import ROUND_FLOOR, Context, Decimal, InvalidOperation
 from typing import Any
 
 _PLAIN = re.compile(r"(\d{1,18})(?:\.(\d*))?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d{1,20}(?:\.0*)?", re.ASCII)
 _LAST_NUMBER = re.compile(r"(\d{1,18})\s*$", re.ASCII)
+_DIGITS = re.compile(r"\d+")
 _EXACT = Context(prec=100)
 #: Times and durations beyond this many ns (36 and 146 years) are damage, and would not fit a 64-bit column.
 DURATION_LIMIT = 1 << 60
@@ -96,6 +99,17 @@ def count(value: Any) -> int:
 def counted(number: int, noun: str) -> str:
     """"1 row", "2 rows"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def alike(lines: Iterable[str]) -> list[str]:
+    """Lines that differ in their numbers alone as the first of them and how many more there are."""
+    first: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    for line in lines:
+        pattern = _DIGITS.sub("0", line)
+        first.setdefault(pattern, line)
+        times[pattern] += 1
+    return [line + (f" (and {times[p] - 1} more like it)" if times[p] > 1 else "") for p, line in first.items()]
 
 
 def text_of(value: Any) -> str:
