@@ -25,6 +25,7 @@ from tesserasim.sweep.locate import default_spec, find_mix
 from tesserasim.sweep.run import SweepResult, run_sweep
 from tesserasim.sweep.spec import load_spec
 from tesserasim.sweep.summary import flat
+from tesserasim.trace.assemble import from_graph, graph_facts
 from tesserasim.trace.mix import Mix, with_lengths
 from tesserasim.trace.mix import load_mix as _load_mix_file
 from tesserasim.trace.model import Trace, structure_sha256
@@ -198,8 +199,9 @@ def import_profile(
 ) -> dict[str, Any]:  # fmt: skip
     """Import a profile into the trace file `out` and return its facts (keys of `import --json`).
 
-    `kernels` (first, end) keeps a stretch in launch order, `iteration` (from 0) one repeat of what the profile
-    repeats; `unit` names it, `phase` says what it does, `gpu` on which GPU it ran where the profile does not.
+    `kernels` (first, end) keeps a stretch in launch order, in which copies and sets count too, `iteration` (from 0)
+    one repeat of what the profile repeats; `unit` names it, `phase` says what it does, `gpu` on which GPU it ran,
+    whatever the profile says.
     """
     from tesserasim.trace.bounds import with_bounds
     from tesserasim.trace.importer import import_profile as read_profile
@@ -219,7 +221,7 @@ def import_profile(
     trace = read_profile(path, clip=clip)
     repeats = trace.meta.extra.get("iterations")
     if kernels is not None:
-        trace = _stretch(trace, *kernels)
+        trace = _stretch(trace, *kernels, os.fspath(path))
     if iteration is not None:
         trace = _part(trace, rows_of(repeats, iteration, os.fspath(path)))
     if unit is not None or phase is not None:
@@ -230,7 +232,7 @@ def import_profile(
         rows = tuple(dataclasses.replace(k, phase=phase) if phase else k for k in trace.kernels)
         trace = dataclasses.replace(trace, meta=meta, kernels=rows)
     if gpu is not None:
-        trace = dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, gpu=find_gpu(gpu).name))
+        trace = _renamed_gpu(trace, find_gpu(gpu).name)
     trace = with_bounds(trace, *_peak_rates(trace.meta.gpu))
     with naming(out):
         write_trace(trace, out)
@@ -255,6 +257,18 @@ def dependencies(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
     return summary(read_trace(path) if sniff(path) is FileKind.PARQUET else read_profile(path))
 
 
+def _renamed_gpu(trace: Trace, gpu: str) -> Trace:
+    """`trace` as of the type `gpu`, with a warning where the profile names a GPU that is no such type."""
+    said, warnings = trace.meta.gpu, trace.meta.warnings
+    try:
+        other = bool(said.strip("? ")) and find_gpu(said).name != gpu
+    except InputError:
+        other = True
+    if other:
+        warnings += (f"the profile says that it ran on {said}; it is taken as one of {gpu}",)
+    return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, gpu=gpu, warnings=warnings))
+
+
 def _peak_rates(gpu: str) -> tuple[float | None, float | None]:
     """Bytes and FLOPs per ns of the GPU called so; None for one that the catalogue does not know."""
     try:
@@ -264,10 +278,10 @@ def _peak_rates(gpu: str) -> tuple[float | None, float | None]:
     return (spec.bandwidth_gbs, spec.bf16_tflops * 1e3) if spec is not None else (None, None)
 
 
-def _stretch(trace: Trace, first: int, end: int) -> Trace:
-    """The kernels first to end - 1."""
+def _stretch(trace: Trace, first: int, end: int, where: str) -> Trace:
+    """The rows first to end - 1. InputError, which names the file `where`, if there are fewer."""
     if end > len(trace):
-        raise InputError(f"{trace.meta.source}: --range ends at {end}, the profile has {len(trace)} kernels")
+        raise InputError(f"{where}: --range ends at {end}, the profile has {len(trace)} kernels, copies and sets")
     return _part(trace, range(first, end))
 
 
@@ -281,9 +295,9 @@ def _part(trace: Trace, places: Sequence[int]) -> Trace:
         gap = kernel.start_ns - ends.get(where, kernel.start_ns)
         rows.append(dataclasses.replace(kernel, id=i, gap_ns=gap))
         ends[where] = kernel.start_ns + kernel.duration_ns
-    extra = {k: v for k, v in trace.meta.extra.items() if k not in ("graph_kernels", "iterations")}
-    if trace.meta.extra.get("graph_kernels") == len(trace):
-        extra["graph_kernels"] = len(rows)
+    graph = from_graph(trace.meta.extra)
+    extra = {k: v for k, v in trace.meta.extra.items() if k != "iterations"}
+    extra |= graph_facts([graph[at] for at in places])
     meta = dataclasses.replace(trace.meta, structure_sha256=structure_sha256(tuple(rows)), extra=extra)
     return dataclasses.replace(trace, meta=meta, kernels=tuple(rows))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tesserasim import __version__
+from tesserasim.costs.command import add_costs
 from tesserasim.errors import InputError
 from tesserasim.terminal import BAD_INPUT, DONE, SOME_FAILED, outcome, put, say, takes_any_character
 
@@ -289,6 +290,7 @@ def parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_plan(commands)
     _add_files(commands)
+    add_costs(commands, _command, _Parser, _print)
     command = _command(commands, "gpus", _gpus, "the GPU types of the catalogue, with prices and sources")
     command.add_argument("--prices", default="median", metavar="P", help="median, min, max, paper or a file")
     _command(commands, "policies", _policies, "the scheduling policies that can be compared")
@@ -351,12 +353,13 @@ def _add_files(commands: Any) -> None:
     c = _command(commands, "import", _import, "turn a profile (Kineto JSON, Nsight Systems SQLite or CSV) into a trace")
     c.add_argument("file", type=Path, metavar="FILE")
     c.add_argument("--out", type=Path, required=True, metavar="trace.parquet")
-    c.add_argument("--unit", metavar="NAME", help="name of the unit in a mix (default: profile)")
+    c.add_argument("--unit", metavar="NAME", help="name of the unit in a mix (default: the file's)")
     which = c.add_mutually_exclusive_group()
-    which.add_argument("--range", type=_interval, metavar="A:B", help="only the kernels A to B - 1 in launch order")
+    which.add_argument("--range", type=_interval, metavar="A:B",
+                       help="only A to B - 1 in launch order, copies and sets included")  # fmt: skip
     which.add_argument("--iteration", type=_seed_number, metavar="N", help="only the N-th repeat, counted from 0")
     c.add_argument("--phase", choices=("prefill", "decode", "denoise", "encode", "other"))
-    c.add_argument("--gpu", metavar="NAME", help="the GPU, where the profile does not say it")
+    c.add_argument("--gpu", metavar="NAME", help="the GPU, whatever the profile says")
     c.add_argument("--clip", action="store_true", help="end each kernel where the next on its stream begins")
     c = _command(commands, "deps", _deps, "what flows between the kernels of a trace; what PTX reads and writes")
     c.add_argument("file", type=Path, metavar="TRACE|FILE.ptx")

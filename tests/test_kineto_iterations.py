@@ -15,6 +15,7 @@ from nsys_cases import kernel as nsys_kernel
 
 from tesserasim.cli import main
 from tesserasim.trace.importer import import_profile
+from tesserasim.trace.inspect import inspect_file
 from tesserasim.trace.parquet import read_trace
 
 pytestmark = pytest.mark.quick
@@ -123,6 +124,36 @@ def test_import_of_one_iteration(tmp_path: Path, capsys: pytest.CaptureFixture[s
     _, printed, _ = imported(capsys, path, "--out", out, "--iteration", 1)
     assert "iterations: 3, ProfilerStep#3 to ProfilerStep#5, found by annotations" in printed
     assert "imported: only ProfilerStep#4" in printed
+
+
+def test_a_part_counts_its_own_graph_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy, three kernels of a graph, one that is launched alone. Mutation: a part of both has none from graphs."""
+    calls = [call("cudaGraphLaunch", 5, 5), call("cudaLaunchKernel", 6, 6)]
+    rows = [event("gpu_memcpy", "Memcpy HtoD", 10, 5, device=0, stream=7)]
+    rows += [kernel(name, 20 + 10 * i, 5, correlation=5) for i, name in enumerate("abc")]
+    path, out = write(tmp_path / "p.json", document([*calls, *rows, kernel("d", 60, 5, correlation=6)])), tmp_path / "t"
+    for stretch, kernels, graph in (("0:5", 4, 3), ("0:2", 1, 1), ("2:5", 3, 2), ("3:5", 2, 1), ("4:5", 1, 0)):
+        code, printed, _ = imported(capsys, path, "--out", out, "--range", stretch, "--json")
+        facts = json.loads(printed)
+        assert (code, facts["kernels"], facts["graph_kernels"]) == (0, kernels, graph)
+        assert inspect_file(out)["graph_kernels"] == graph
+    code, _, said = imported(capsys, path, "--out", out, "--range", "0:6")
+    assert (code, said) == (2, f"tesserasim: {path}: --range ends at 6, the profile has 5 kernels, copies and sets\n")
+
+
+@pytest.mark.parametrize(("said", "warned"), [("NVIDIA L40S", True), ("a prototype", True), ("", False), (None, False),
+                                              ("NVIDIA H100 80GB HBM3", False)])  # fmt: skip
+def test_a_gpu_that_the_profile_contradicts_is_said(
+    said: str | None, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mutation: `--gpu` replaces what the profile says without a word."""
+    devices = [] if said is None else [{"id": 0, "name": said}]
+    path = write(tmp_path / "p.json", document([kernel("k", 1, 1)], deviceProperties=devices))
+    code, printed, _ = imported(capsys, path, "--out", tmp_path / "t", "--gpu", "h100 sxm", "--json")
+    facts = json.loads(printed)
+    assert (code, facts["gpu"]) == (0, "H100-SXM")
+    assert any(f"ran on {said}; it is taken as one of H100-SXM" in w for w in facts["warnings"]) is warned
+    assert any("taken as" in w for w in facts["warnings"]) is warned
 
 
 def test_errors_say_which_iterations_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ graph node id or by file order. A row's gap is its start minus the end of the ro
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,20 @@ def trace_of_profile(profile: Profile, where: str, clip: bool = False) -> tuple[
         tool_version=tesserasim.__version__,
         source=Path(where).name,
         warnings=tuple(warnings),
-        extra={"graph_kernels": sum(row.graph for row in rows), "first_event_ns": first},
+        extra={**graph_facts([row.graph for row in rows]), "first_event_ns": first},
     )
     return Trace(meta, kernels), rows
+
+
+def graph_facts(from_graph: Sequence[bool]) -> dict[str, Any]:
+    """For `meta.extra`: how many rows CUDA graphs launched, and [1 or 0, rows] for every stretch of launch order."""
+    runs = [[int(graph), len(list(group))] for graph, group in groupby(from_graph)]
+    return {"graph_kernels": sum(from_graph), "graph_runs": runs}
+
+
+def from_graph(extra: Mapping[str, Any]) -> list[bool]:
+    """For each row in launch order whether a graph launched it, from what `graph_facts` made."""
+    return [bool(graph) for graph, length in extra["graph_runs"] for _ in range(length)]
 
 
 def _by_stream(rows: Iterable[Row]) -> list[list[Row]]:
