@@ -94,6 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     v = commands.add_parser("validate", help="compare replayed plans with the simulator (needs no GPU)")
     v.add_argument("runs", help="TOML file that names journals, traces of every device, links and the split")
     v.add_argument("--out", help="also write the table here, as .parquet and .csv")
+    v.add_argument(
+        "--device-model", choices=("serial", "shared"), default="shared",
+        help="one kernel at a time on a device, or kernels of several streams together (default: shared)",
+    )  # fmt: skip
     v.add_argument("--plans", metavar="FOLDER", help="write plans of single, af and kernel for every unit instead")
     v.add_argument("--depth", type=_counts, default=(1, 2, 4), help="depths of those plans (default: 1,2,4)")
     m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
@@ -119,7 +123,7 @@ def _run(args: argparse.Namespace) -> int:
 
         if args.plans:
             return write_policy_plans(Path(args.runs), Path(args.plans), args.depth)
-        return validate(Path(args.runs), Path(args.out) if args.out else None)
+        return validate(Path(args.runs), Path(args.out) if args.out else None, args.device_model)
     try:
         import torch  # noqa: F401
     except ImportError:

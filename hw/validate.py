@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ from tesserasim.trace.mix import Mix
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace
 
+DEVICE_MODELS = ("serial", "shared")
+#: How the trace of a partition names its multiprocessors: "H200-SXM/64sm".
+_PARTITION = re.compile(r"/(\d+)sm$")
 #: Policies whose plans for a unit are replayed.
 POLICIES = ("single", "af", "kernel")
 #: Standard deviations of a normal distribution that hold 80 % of it.
@@ -91,7 +95,10 @@ def bench(unit: Unit) -> tuple[Mix, Cluster, MeasuredTimes]:
     base = find_gpu("H200")
     gpus = {n: dataclasses.replace(base, name=f"{base.name}/{n}", aliases=()) for n in names}
     links = tuple(Link(a, b, hop.gbs * 8, hop.latency_ns / 1000, "measured") for a, b in combinations(names, 2))
-    cluster = Cluster("devices", tuple(Device(n, gpus[n]) for n in names), links)
+    # Partitions are of one GPU, so they share its DRAM.
+    parts = {n: int(m[1]) for n in names if (m := _PARTITION.search(unit.traces[n].meta.gpu))}
+    devices = tuple(Device(n, gpus[n], parts.get(n)) for n in names)
+    cluster = Cluster("devices", devices, links, dram_domains=(tuple(names),) if len(parts) > 1 else ())
     # A mix of stages launches a unit at tokens 1 and context 0, whatever they were: the trace is taken as it is.
     point = {**first.meta.unit, "tokens": 1, "context": 0}
     first = dataclasses.replace(first, meta=dataclasses.replace(first.meta, unit=point))
@@ -113,12 +120,12 @@ def predict(unit: Unit, device_of: Sequence[str], depth: int, device_model: str 
             raise InputError(f"{unit.model} {first.unit}: site {k.site} lies on two devices")
     if unit.hop is None and len(set(device_of)) > 1:
         raise InputError("no hop was measured between the devices: python -m hw replay --links")
-    if device_model != "serial":
-        raise InputError(f"device model {device_model!r}: only serial is validated yet")
+    if device_model not in DEVICE_MODELS:
+        raise InputError(f"device model {device_model!r}: one of {', '.join(DEVICE_MODELS)}")
     mix, cluster, costs = bench(unit)
     batch = int(first.meta.unit.get("batch", 1))
     plan = Plan("unit", cluster.name, "replay", (Lane("lane", batch, depth, {first.unit: placed}),))
-    result, _ = settled_run(lower(mix, plan, cluster, costs), "auto")
+    result, _ = settled_run(lower(mix, plan, cluster, costs, device_model=device_model), "auto")
     return result.lanes[0].steady_per_s / batch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,21 @@ HOP = Hop(500.0, 0.5)
 def test_rates_by_closed_form(devices: str, depth: int, period_ns: int) -> None:
     unit = Unit("toy", {"a": trace((1000, 2000, 3000)), "b": trace((2000, 3000, 4000))}, HOP)
     assert predict(unit, list(devices), depth) == pytest.approx(1e9 / period_ns, rel=1e-6)
+
+
+@pytest.mark.quick
+def test_partitions_share_the_dram_and_have_their_own_multiprocessors() -> None:
+    """Kernels of one block leave room on 64 multiprocessors: two slots take no longer than one."""
+    parts = {d: trace((1000, 2000, 3000)) for d in "ab"}
+    for d, n in (("a", 64), ("b", 68)):
+        meta = dataclasses.replace(parts[d].meta, gpu=f"H200-SXM/{n}sm")
+        parts[d] = dataclasses.replace(parts[d], meta=meta)
+    unit = Unit("toy", parts, HOP)
+    cluster = bench(unit)[1]
+    assert [d.sm_count for d in cluster.devices] == [64, 68] and cluster.dram_of == (0, 0)
+    assert predict(unit, list("aaa"), 1, "shared") == pytest.approx(1e9 / 6000, rel=1e-6)
+    assert predict(unit, list("aaa"), 2, "shared") == pytest.approx(2e9 / 6000, rel=1e-3)
+    assert predict(unit, list("aaa"), 2, "serial") == pytest.approx(1e9 / 6000, rel=1e-3)
 
 
 @pytest.mark.quick
@@ -157,7 +173,8 @@ def test_rows_summary_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found[0]["switches"] == 1 and found[0]["lesser_share"] == pytest.approx(3 / 7, abs=1e-4)
     inside = {s["model"]: s["inside80"] for s in summary(found) if s["n"] == 2}
     assert all(x == 0.5 for x in inside.values())
-    assert main(["validate", str(tmp_path / "runs.toml"), "--out", str(tmp_path / "out/table")]) == 0
+    line = ["validate", str(tmp_path / "runs.toml"), "--out", str(tmp_path / "out/table"), "--device-model", "serial"]
+    assert main(line) == 0
     assert "+25.00%" in capsys.readouterr().out
     assert (tmp_path / "out/table.parquet").exists() and (tmp_path / "out/table.csv").read_text().count("\n") == 3
     (tmp_path / "runs.toml").write_text('split = "split.json"\n')
