@@ -15,6 +15,7 @@ from hw.validate import (
     Measured,
     Split,
     Unit,
+    bench,
     policy_plans,
     predict,
     read_hop,
