@@ -40,7 +40,7 @@ POOLED = BoostParams(trees=120, rate=0.1, shrink=100.0)
 #: Rows of one GPU that the pooled forest sees: GPUs count alike.
 POOLED_ROWS = 12_000
 #: Rows of one GPU that its forest sees at most: more give little and cost time.
-GPU_ROWS = 90_000
+GPU_ROWS = 40_000
 
 if TYPE_CHECKING:  # the tables need pandas, which predictions do without
     from tesserasim.costs.tables import Rows

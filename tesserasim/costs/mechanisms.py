@@ -232,18 +232,14 @@ def _plain(kind: str, x: Shape) -> list[FloatArray]:
 EXPONENT = {"gemm": 1.0, "attention_prefill": 1.0, "attention_decode": 1.0, "moe": 2.0, "elementwise": 2.0}
 
 
-def scaled(
-    kind: str, here: Limits, there: Limits, s: Specs, captured: Specs, captured_us: FloatArray
-) -> FloatArray:
+def scaled(kind: str, here: Limits, there: Limits, s: Specs, captured: Specs, captured_us: FloatArray) -> FloatArray:
     """The captured time, mechanism by mechanism, on the GPU of each row, us.
 
     What floor, tensor rate and memory do not explain of the captured time is work inside the SMs: it scales with
     their number and clock. A time below their sum scales with the sum.
     """
     p = EXPONENT[kind]
-    known, target = (
-        ((x.compute / 0.7) ** p + (x.memory / 0.8) ** p + x.floor**p) ** (1.0 / p) for x in (there, here)
-    )
+    known, target = (((x.compute / 0.7) ** p + (x.memory / 0.8) ** p + x.floor**p) ** (1.0 / p) for x in (there, here))
     inside = np.maximum(captured_us**p - known**p, 0.0)
     slower = captured.sms * captured.clock_ghz / (s.sms * s.clock_ghz)
     above = (target**p + inside * slower**p) ** (1.0 / p)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tesserasim.costs.boost import Forest
 from tesserasim.costs.learn import KindModel, Spread
+from tesserasim.errors import InputError
 
 SCHEMA = 1
 KINDS = ("gemm", "attention_prefill", "attention_decode", "moe", "elementwise")
@@ -105,9 +106,12 @@ def text_of(document: Mapping[str, Any]) -> str:
 
 @cache
 def shipped_text(kind: str, reference: str | None) -> str:
-    """The file's content. Raises FileNotFoundError if the parameters of this kind do not ship."""
+    """The file's content. Raises InputError if the parameters of this kind do not ship."""
     place = resources.files("tesserasim.costs").joinpath("data", file_name(kind, reference))
-    return place.read_text(encoding="utf-8")
+    try:
+        return place.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"no fitted parameters ship for kind {kind}, reference {reference or 'none'}") from None
 
 
 @cache

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tesserasim.costs.boost import BoostParams
 from tesserasim.costs.learn import (
+    PER_GPU,
     POOLED,
     KindModel,
     Problem,
@@ -43,6 +44,8 @@ FOLDS = 5
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: The choice of a share looks at small forests of few rows: it is a choice among five.
 INNER = BoostParams(trees=40, rate=0.15, shrink=100.0)
+#: Rows of each GPU that a spread over GPUs sees: they count alike.
+EVEN = 3000
 #: A pair of GPUs whose ratio hardly varies has no order to find.
 LEAST_SPREAD = 1.3
 
@@ -68,7 +71,9 @@ class HeldOut:
     shares: tuple[float, ...]  # chosen, per fold and GPU
 
 
-def hold_out(p: Problem, folds: int = FOLDS, unseen: bool = True) -> HeldOut:
+def hold_out(
+    p: Problem, folds: int = FOLDS, unseen: bool = True, per_gpu: BoostParams = PER_GPU, pooled: BoostParams = POOLED
+) -> HeldOut:
     """Cross-validate one kind."""
     n = len(p.rows)
     fold = fold_of(len(p.rows.group_names), folds)[p.rows.group]
@@ -77,7 +82,7 @@ def hold_out(p: Problem, folds: int = FOLDS, unseen: bool = True) -> HeldOut:
     shares: list[float] = []
     for k in range(folds):
         train, test = fold != k, fold == k
-        forests = {g: fit_gpu(p, train, g) for g in gpus}
+        forests = {g: fit_gpu(p, train, g, per_gpu) for g in gpus}
         for g in gpus:
             rows = np.flatnonzero(test & p.rows.is_gpu(g))
             calibrated[rows] = forests[g].predict(p.x[rows])
@@ -90,8 +95,8 @@ def hold_out(p: Problem, folds: int = FOLDS, unseen: bool = True) -> HeldOut:
             others = [o for o in gpus if o != g and o not in kin]
             share = choose_share(pairs, g, others)
             shares.append(share)
-            pooled = fit_pooled(p, train, others, POOLED if share else replace(POOLED, trees=0))
-            alone[rows] = share * pooled.predict(p.x[rows]) if share else 0.0
+            if share:
+                alone[rows] = share * fit_pooled(p, train, others, pooled).predict(p.x[rows])
             by_sibling[rows] = _unseen(g, kin, rows, p, forests, alone)
     return HeldOut(p, fold, calibrated, by_sibling, alone, tuple(shares))
 
@@ -113,19 +118,20 @@ Pairs = Mapping[frozenset[str], Mapping[str, FloatArray]]
 
 
 def _inner_errors(p: Problem, train: NDArray[np.bool_], check: NDArray[np.bool_], gpus: list[str]) -> Pairs:
-    """{g, o} -> GPU -> mean error per share, if neither g nor o is known; groups of `check` are held out."""
+    """Two dies left out -> their GPUs -> mean error per share; groups of `check` are held out as well."""
     few = _thinned(p, gpus, 3000)
+    dies = sorted({frozenset([g, *(o for o in gpus if sibling_of(o, [g]))]) for g in gpus}, key=min)
     found: dict[frozenset[str], dict[str, FloatArray]] = {}
-    for i, g in enumerate(gpus):
-        for o in gpus[i + 1 :]:
-            others = [q for q in gpus if q not in (g, o)]
+    for i, first in enumerate(dies):
+        for second in dies[i + 1 :]:
+            others = [q for q in gpus if q not in first | second]
             forest = fit_pooled(p, train & ~check & few, others, INNER)
             errors = {}
-            for q in (g, o):
+            for q in sorted(first | second):
                 rows = np.flatnonzero(check & few & p.rows.is_gpu(q))
                 factor = forest.predict(p.x[rows])
                 errors[q] = np.array([_mape(s * factor - p.y[rows]) for s in SHARES])
-            found[frozenset((g, o))] = errors
+            found[first | second] = errors
     return found
 
 
@@ -142,9 +148,9 @@ def _mape(log_error: FloatArray) -> float:
 
 
 def choose_share(pairs: Pairs, gpu: str | None, others: list[str]) -> float:
-    """The share with the least median error over the other GPUs, each predicted without itself and without `gpu`.
+    """The share with the least median error over `others`, each predicted without its own die and that of `gpu`.
 
-    gpu None: a GPU of no table; every pair of those with rows counts.
+    gpu None: a GPU of no table; every pair of dies with rows counts.
     """
     errors = [e[o] for pair, e in pairs.items() if gpu is None or gpu in pair for o in others if o in e]
     if not errors:
@@ -159,8 +165,9 @@ def final_model(p: Problem, held: HeldOut) -> KindModel:
     share = choose_share(pairs, None, gpus)
     model = fit_kind(p, np.ones(len(p.rows), dtype=bool), gpus, pooled=share > 0)
     spreads = {g: _spread(held, held.calibrated, p.rows.is_gpu(g), p.rows.group) for g in gpus}
-    kin = np.isin(p.rows.gpu, [i for i, g in enumerate(p.rows.gpus) if _has_kin(g, p)])
-    spreads["spec"] = _spread(held, held.alone, np.ones(len(p.rows), dtype=bool), p.rows.gpu)
+    even = _thinned(p, gpus, EVEN)
+    kin = even & _kin_mask(p)
+    spreads["spec"] = _spread(held, held.alone, even, p.rows.gpu)
     spreads["sibling"] = _spread(held, held.unseen, kin, p.rows.gpu) if kin.any() else spreads["spec"]
     return with_errors(model, spreads, share)
 
@@ -181,15 +188,16 @@ def intervals(held: HeldOut, factor: FloatArray, across: str) -> tuple[FloatArra
     low, high = np.zeros(len(p.rows)), np.zeros(len(p.rows))
     predicted = p.base * np.exp(factor)
     where = regime(p.rows.kind, p.base)
+    even = _thinned(p, list(p.rows.gpus), EVEN)
     for k in range(int(held.fold.max()) + 1 if len(held.fold) else 0):
         for g in p.rows.gpus:
             mine = p.rows.is_gpu(g)
             rows = np.flatnonzero(mine & (held.fold == k))
             if not len(rows):
                 continue
-            known = (held.fold != k) & (mine if across == "groups" else ~mine & (_kin_mask(p) == _has_kin(g, p)))
+            known = (held.fold != k) & (mine if across == "groups" else even & ~mine & (_kin_mask(p) == _has_kin(g, p)))
             if not known.any():
-                known = (held.fold != k) & ~mine
+                known = even & (held.fold != k) & ~mine
             s = _spread(held, factor, known, p.rows.group)
             low[rows] = predicted[rows] * np.exp(s.low[where[rows]])
             high[rows] = predicted[rows] * np.exp(s.high[where[rows]])
@@ -258,9 +266,7 @@ def cross_validate(rows: Rows, reference: str | None, unseen: bool = True) -> li
 def held_metrics(held: HeldOut, unseen: bool = True) -> list[dict[str, Any]]:
     """Metrics per GPU of held-out predictions."""
     p = held.problem
-    table = metrics(
-        p.rows, p.base * np.exp(held.calibrated), *intervals(held, held.calibrated, "groups"), p.reference
-    )
+    table = metrics(p.rows, p.base * np.exp(held.calibrated), *intervals(held, held.calibrated, "groups"), p.reference)
     for name, factor in (("unseen", held.unseen), ("unseen_no_sibling", held.alone)) if unseen else ():
         other = metrics(p.rows, p.base * np.exp(factor), *intervals(held, factor, "gpus"), p.reference)
         for row, seen in zip(table, other, strict=True):
