@@ -5,8 +5,9 @@
 The yardstick is raw SimPy: timeouts per second with 1,000 processes. The bar: the reference engine simulates at
 least 0.4 kernels per raw timeout on a two-GPU plan with >= 100 switches per cohort, two lanes of different
 priority, signed gaps (delays and shaves) and the tie rule on; nothing is merged. Then the fast engine on the
-same plan and on plans where merging applies. Measurements alternate, so that a slow phase of the machine meets
-both sides. Exit code 1 if the median ratio is below the bar.
+same plan and on plans where merging applies, and the reference on shared devices, for which there is no bar.
+Measurements alternate, so that a slow phase of the machine meets both sides. Exit code 1 if the median ratio is
+below the bar.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import random
 import statistics
 import sys
 import time
+from dataclasses import replace
 
 import simpy
 
 from tesserasim.sim.engine import run
 from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
+from tesserasim.sim.sharing import ONE
 
 BAR = 0.4
 GBPS_200 = 25_000_000_000  # bytes per second
@@ -67,6 +70,16 @@ def one_gpu_plan(kernels: int = 100_000, depth: int = 1) -> Program:
     return Program(("g0",), (), (lane("single", random.Random(7), kernels, 0, depth, devices=1),))
 
 
+def shared_plan(plan: Program) -> Program:
+    """The plan on shared devices: demands from a quarter to all of the SMs and from none to all of the DRAM."""
+    rng = random.Random(11)
+    streams = [s for x in plan.lanes for s in x.streams]
+    for s in streams:
+        s.sm = [rng.choice((ONE // 4, ONE // 2, ONE)) for _ in s.duration]
+        s.dram = [rng.choice((0, ONE // 4, ONE // 2, ONE)) for _ in s.duration]
+    return replace(plan, device_model="shared")
+
+
 def simpy_timeouts_per_s(events: int, processes: int = 1_000) -> float:
     """Raw SimPy: so many processes, each waiting for one timeout after the other."""
     env = simpy.Environment()
@@ -104,12 +117,19 @@ def measure(repeats: int, kernels: int) -> dict[str, list[float]]:
         "fast: 1 GPU, depth 4": one_gpu_plan(depth=4),
         "fast: 1 GPU, depth 1": one_gpu_plan(),
     }
+    shared_plans = {
+        "shared: the same plan": shared_plan(two_gpu_plan()),
+        "shared: 1 GPU, depth 1": shared_plan(one_gpu_plan(10_000)),
+        "shared: 1 GPU, depth 4": shared_plan(one_gpu_plan(10_000, depth=4)),
+    }
     rates: dict[str, list[float]] = {"raw": [], "reference": []}
     for _ in range(repeats):
         rates["raw"].append(simpy_timeouts_per_s(kernels))
         rates["reference"].append(kernels_per_s(plan, "simpy", kernels))
         for name, other in fast_plans.items():
             rates.setdefault(name, []).append(kernels_per_s(other, "fast", 10 * kernels))
+        for name, other in shared_plans.items():
+            rates.setdefault(name, []).append(kernels_per_s(other, "simpy", kernels))
     return rates
 
 
