@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,8 @@ def _residuals(pairs: Sequence[Pair], values: NDArray[np.float64]) -> NDArray[np
 
 
 def _fit(pairs: Sequence[Pair], start: Sequence[float]) -> tuple[float, NDArray[np.float64]]:
-    found = least_squares(
+    solve: Any = least_squares  # the stubs ask for an array of steps
+    found = solve(
         lambda v: _residuals(pairs, v), start, bounds=(_LOWEST, 1.0),
         diff_step=1e-3,  # rates come in steps of 2^-20: a derivative over less sees the steps
     )  # fmt: skip
