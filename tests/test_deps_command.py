@@ -23,7 +23,8 @@ from tesserasim.deps.graph import unit_flow
 from tesserasim.deps.summary import dependencies, site_edges
 from tesserasim.deps.words import dot, in_words, shown, size
 from tesserasim.errors import InputError
-from tesserasim.trace.model import Access, Buffer, Trace
+from tesserasim.trace.inspect import inspect_file
+from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
 from tesserasim.trace.parquet import write_trace
 
 pytestmark = pytest.mark.quick
@@ -78,7 +79,7 @@ def test_the_numbers_of_a_small_trace() -> None:
         {"after": "b", "nbytes": 108}, {"after": "a", "nbytes": 100}, {"after": "c", "nbytes": 60}
     ]  # fmt: skip
     assert d["graph"]["edges"] == [[0, 1, 100], [0, 2, 100], [1, 2, 8], [2, 3, 60]]
-    assert d["warnings"] == ["1 kernels have no accesses"]
+    assert d["warnings"] == ["1 kernel without accesses"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,10 +113,36 @@ def test_the_command_prints_and_writes_the_same(tmp_path: Path, capsys: pytest.C
     assert graph.read_text() == dot(document)
     assert main(["deps", str(path)]) == 0
     text = capsys.readouterr().out
-    for part in ("5 kernels", "read after write: 4 edges, 268 B", "1 deltas of 8 B", "1 write after read", "ptx 1",
-                 "unknown: 1 kernels", "kept with its neighbours", "100 B x: a to b and 1 more",
-                 "largest cut: 108 B after b", "warning: 1 kernels have no accesses"):  # fmt: skip
+    for part in ("5 kernels", "read after write: 4 edges, 268 B", "1 delta, 8 B in all; 0 buffers",
+                 "replaced, 1 buffer read from before", "1 write after read", "ptx 1",
+                 "unknown: 1 kernel\n", "kept with its neighbours", "100 B x: a to b and 1 more",
+                 "largest cut: 108 B after b", "warning: 1 kernel without accesses"):  # fmt: skip
         assert part in text
+
+
+def test_kernels_agree_with_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutations: a kernel that copies counts as a copy; sets are not told from kernels."""
+    rows = [
+        Kernel(0, "memset", "a#0", kind="memset"), Kernel(1, "gemm", "a#0", kind="gemm", block=(128, 1, 1)),
+        Kernel(2, "cat", "b#0", kind="copy", block=(64, 1, 1)), Kernel(3, "memcpy", "c#0", kind="copy"),
+        Kernel(4, "memset", "d#0", kind="memset"),
+    ]  # fmt: skip
+    path = tmp_path / "t.parquet"
+    write_trace(Trace(TraceMeta("captured", "m", {"name": "decode"}, "H200"), tuple(rows)), path)
+    assert main(["deps", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, schema())
+    facts = inspect_file(path)
+    assert (document["memcpys"], document["memsets"]) == (facts["memcpys"], facts["memsets"]) == (1, 2)
+    assert document["kernels"] == facts["kernels"] + facts["memcpys"] + facts["memsets"] == 5
+    assert "5 kernels (1 memcpy and 2 memsets among them), 4 sites" in in_words(document)
+
+
+def test_an_entry_without_pointers_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "k.ptx"
+    path.write_text(".version 8.4\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u32 n) { ret; }\n")
+    assert main(["deps", str(path)]) == 0
+    assert capsys.readouterr().out == "k: no pointers\n"
 
 
 def test_an_imported_profile_says_that_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

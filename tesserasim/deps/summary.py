@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from tesserasim.deps.graph import CARRIED, UnitFlow, is_unknown, storage_hazards, unit_flow
-from tesserasim.trace.inspect import kept_warnings
+from tesserasim.trace.inspect import is_memcpy, kept_warnings
 from tesserasim.trace.model import EVIDENCE, EXTENTS, MODES, ROLES, Trace
+from tesserasim.trace.values import counted
 
 #: How many of the largest values and cuts, and of the storages with most hazards, are listed.
 LISTED = 10
@@ -28,6 +29,8 @@ def dependencies(trace: Trace) -> dict[str, Any]:
         "unit": trace.unit,
         "origin": trace.meta.origin,
         "kernels": len(trace.kernels),
+        "memcpys": sum(is_memcpy(k) for k in trace.kernels),
+        "memsets": sum(k.kind == "memset" for k in trace.kernels),
         "sites": len(trace.sites),
         "buffers": _buffers(trace),
         "accesses": _accesses(trace),
@@ -161,7 +164,7 @@ def _warnings(flow: UnitFlow) -> list[str]:
     if trace.kernels and bare == len(trace.kernels):
         found.append("the trace has no accesses: nothing is known of its dependencies, and nothing can be split")
     elif bare:
-        found.append(f"{bare} kernels have no accesses")
+        found.append(f"{counted(bare, 'kernel')} without accesses")
     seen: set[int] = set()
     orphans: dict[int, None] = {}
     for k in trace.kernels:
@@ -171,14 +174,16 @@ def _warnings(flow: UnitFlow) -> list[str]:
         seen.update(a.buffer for a in k.accesses)
     if orphans:
         name = trace.buffers[next(iter(orphans))].name
-        found.append(f"{len(orphans)} activations are read before any kernel writes them, the first is {name}")
+        found.append(f"{counted(len(orphans), 'activation')} read before any kernel writes, the first is {name}")
     changed = {a.buffer for k in trace.kernels for a in k.accesses if a.writes}
     changed = {b for b in changed if trace.buffers[b].role == "weight"}
     if changed:
         name = trace.buffers[min(changed)].name
-        found.append(f"{len(changed)} weights are written, the first is {name}: what is written does not flow")
+        found.append(f"{counted(len(changed), 'weight')} written, the first is {name}: what is written does not flow")
     vague = sum(a.extent == "unknown" and trace.buffers[a.buffer].role in CARRIED and a.writes
                 for k in trace.kernels for a in k.accesses)  # fmt: skip
     if vague:
-        found.append(f"{vague} writes of unknown extent to state, inputs or outputs: all of the buffer flows")
+        found.append(
+            f"{counted(vague, 'write')} of unknown extent to state, inputs or outputs: all of the buffer flows"
+        )
     return found

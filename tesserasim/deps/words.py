@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tesserasim.trace.values import alike
+from tesserasim.trace.values import alike, counted
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 #: Groups and values shown in the terminal.
@@ -17,22 +17,27 @@ def in_words(document: Mapping[str, Any]) -> str:
     raw, state, hazards, unknown = (document[key] for key in ("raw", "state", "hazards", "unknown"))
     accesses = document["accesses"]
     lines = [
-        f"{document['model'] or '?'} {document['unit']} ({document['origin']}): {document['kernels']} kernels, "
-        f"{document['sites']} sites",
+        f"{document['model'] or '?'} {document['unit']} ({document['origin']}): {_kernels(document)}, "
+        f"{counted(document['sites'], 'site')}",
         "buffers: " + _some({r: f"{b['count']} ({size(b['nbytes'])})" for r, b in document["buffers"].items()
                              if b["count"]}),
-        f"read after write: {raw['edges']} edges, {size(raw['edge_bytes'])} in {raw['values']} values",
-        f"state: {state['deltas']} deltas of {size(state['delta_bytes'])}, {state['replaced']} buffers replaced, "
-        f"{state['buffers_from_before']} read from before",
-        f"storage: {hazards['war']} write after read, {hazards['waw']} write after write, in {hazards['storages']} "
-        "storages" + _most(hazards["by_storage"]),
+        f"read after write: {counted(raw['edges'], 'edge')}, {size(raw['edge_bytes'])} in "
+        f"{counted(raw['values'], 'value')}",
+        f"state: {counted(state['deltas'], 'delta')}, {size(state['delta_bytes'])} in all; "
+        f"{counted(state['replaced'], 'buffer')} replaced, {counted(state['buffers_from_before'], 'buffer')} read "
+        "from before",
+        f"storage: {hazards['war']} write after read, {hazards['waw']} write after write, in "
+        f"{counted(hazards['storages'], 'storage')}" + _most(hazards["by_storage"]),
         "evidence: " + _some({k: v for k, v in accesses["evidence"].items() if v}),
         "extent: " + _some({k: v for k, v in accesses["extent"].items() if v}),
-        f"unknown: {unknown['count']} kernels",
+        f"unknown: {counted(unknown['count'], 'kernel')}",
     ]  # fmt: skip
     lines += [f"  {k['kernel']} {shown(k['name'])}: {k['why']}" for k in unknown["kernels"][:SHOWN]]
     lines.append(f"groups: {len(document['groups'])}")
-    lines += [f"  {len(g['sites'])} sites from {shown(g['sites'][0])}: {g['why']}" for g in document["groups"][:SHOWN]]
+    lines += [
+        f"  {counted(len(g['sites']), 'site')} from {shown(g['sites'][0])}: {g['why']}"
+        for g in document["groups"][:SHOWN]
+    ]
     lines.append("largest values:" if document["largest_values"] else "largest values: none between sites")
     lines += [
         f"  {size(v['nbytes'])} {shown(v['buffer'])}: {shown(v['from'])} to {shown(v['to'][0])}"
@@ -47,7 +52,14 @@ def in_words(document: Mapping[str, Any]) -> str:
 
 def modes_in_words(found: Mapping[str, Mapping[str, str]]) -> str:
     """`entry: parameter mode, ...` a line, for PTX."""
-    return "\n".join(f"{name}: " + ", ".join(f"{p} {m}" for p, m in modes.items()) for name, modes in found.items())
+    lines = {name: ", ".join(f"{p} {m}" for p, m in modes.items()) for name, modes in found.items()}
+    return "\n".join(f"{name}: {line or 'no pointers'}" for name, line in lines.items())
+
+
+def _kernels(document: Mapping[str, Any]) -> str:
+    """How many kernels, and how many of them are copies and sets by the driver."""
+    parts = [counted(document[key], key[:-1]) for key in ("memcpys", "memsets") if document[key]]
+    return counted(document["kernels"], "kernel") + (f" ({' and '.join(parts)} among them)" if parts else "")
 
 
 def _some(parts: Mapping[str, Any]) -> str:
