@@ -115,8 +115,11 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.command == "manifest":
         from hw.capture.manifest import write_manifest
+        from tesserasim.files import path_text
+        from tesserasim.trace.values import counted
 
-        write_manifest(Path(args.folder))
+        count = write_manifest(Path(args.folder))
+        print(f"{path_text(Path(args.folder) / 'MANIFEST.json')}: {counted(count, 'trace')}")
         return 0
     if args.command == "validate":
         from hw.validate import validate, write_policy_plans

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hw.__main__ import main
+from tesserasim.trace.parquet import read_trace, write_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES = ROOT / "traces" / "fit" / "llama-3-8b"
@@ -55,9 +57,17 @@ def test_bad_lines(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     refused(capsys, *line.split())
 
 
-def test_a_manifest_says_what_is_there(folder: Path) -> None:
-    rows = json.loads((folder / "MANIFEST.json").read_text())["traces"]
-    assert [row["file"] for row in rows] == ["m/u.parquet"]
+def test_a_manifest_says_what_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation: an imported trace is said to have been captured with random weights."""
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    assert [row["file"] for row in manifest["traces"]] == ["m/u.parquet"]
+    assert manifest["how"].startswith("python -m hw capture (")
+    trace = read_trace(folder / "m" / "u.parquet")
+    write_trace(replace(trace, meta=replace(trace.meta, origin="imported")), folder / "m" / "v.parquet")
+    capsys.readouterr()
+    assert main(["manifest", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}/MANIFEST.json: 2 traces\n"
+    assert json.loads((folder / "MANIFEST.json").read_text())["how"].endswith("not captured: those of origin imported")
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"null"])

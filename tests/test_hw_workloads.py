@@ -61,3 +61,39 @@ def test_grids() -> None:
     decode = decode_grid(lambda b, c: b * c <= 256 * 2048)
     assert len(decode) == 13 and {u.batch for u in decode} == {1, 8, 32, 128, 256}
     assert {u.context for u in decode} == {512, 2048, 8192}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import no_such_module\n", r"mine.py:1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("x = 1\ndef make(:\n", r"mine.py:2: SyntaxError"),
+        ("def make(device):\n    x = 1\n    raise ValueError('bad')\n", r"mine.py:3: ValueError: bad"),
+        ("def make():\n    return 1\n", r"TypeError: make\(\) got an unexpected keyword argument 'device'"),
+    ],
+)
+def test_a_failing_file_of_a_user_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    """Mutation: the error comes through as a bug of ours."""
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(HardwareError, match=message):
+        load_workload(f"{tmp_path}/mine.py:make", device="cpu")
+
+
+def test_units_that_no_model_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are captured first. Mutation: a misspelt unit is skipped without a word."""
+    pytest.importorskip("cuda.bindings")
+    from hw.capture import run
+
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "decode-b1-c8.parquet").write_bytes(b"captured before")
+    monkeypatch.setattr(run, "machine", dict)
+    monkeypatch.setattr(run, "_launch", lambda out, info: {})
+    monkeypatch.setattr(run, "load_workload", lambda name: load_workload(name, "cpu"))
+    manifests = []
+    monkeypatch.setattr(run, "write_manifest", manifests.append)
+    name = f"{tmp_path}/mine.py:make"
+    assert run.capture_all([name], tmp_path, ["decode-b1-c8"], [], 60.0) == 0
+    with pytest.raises(HardwareError, match=r"no unit decode-b2-c8 in .*mine.py:make; there are decode-b1-c8$"):
+        run.capture_all([name], tmp_path, ["decode-b1-c8", "decode-b2-c8"], [], 60.0)
+    assert manifests == [tmp_path, tmp_path]

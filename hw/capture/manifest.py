@@ -13,8 +13,8 @@ from tesserasim.trace.parquet import read_trace
 from tesserasim.writing import check_output, write_whole
 
 
-def write_manifest(root: Path) -> None:
-    """MANIFEST.json: what, where, when, how and sha256 of every trace under `root`.
+def write_manifest(root: Path) -> int:
+    """MANIFEST.json: what, where, when, how and sha256 of every trace under `root`; how many there are.
 
     HardwareError or InputError, and the manifest as it was, if there is no trace or one cannot be read.
     """
@@ -36,5 +36,9 @@ def write_manifest(root: Path) -> None:
     if not rows:
         raise HardwareError(f"{path_text(root)}: holds no traces (*.parquet); name the folder of the traces")
     how = f"python -m hw capture (tesserasim {__version__}); random weights, published sizes"
+    others = sorted({str(row["origin"]) for row in rows} - {"captured"})
+    if others:  # each row says its own origin
+        how = f"captured ones: {how}; not captured: those of origin {', '.join(others)}"
     text = json.dumps({"how": how, "traces": rows}, indent=1, sort_keys=True)
     write_whole(target, (text + "\n").encode())
+    return len(rows)

@@ -105,15 +105,21 @@ def capture_unit(workload: Workload, unit: UnitSpec, replays: int = 24, stream: 
 
 def capture_model(
     name: str, out: Path, only: Sequence[str] = (), extra: Sequence[UnitSpec] = (), limit_s: float = float("inf"),
-    info: dict[str, Any] | None = None,
+    info: dict[str, Any] | None = None, grid: dict[str, None] | None = None,
 ) -> list[str]:  # fmt: skip
-    """Capture a model's grid into `out`/name; returns the stems that failed or were not reached."""
+    """Capture a model's grid into `out`/name; returns the stems that failed or were not reached.
+
+    `only`: stems to take (of several models some may have none of them), () for all; `grid` is given every stem.
+    """
     started = time.monotonic()
     info = info if info is not None else machine()
     workload = load_workload(name)
     log(f"{name}: built in {time.monotonic() - started:.1f} s; {info}")
     missing = []
-    for unit in [*workload.units(), *extra]:
+    units = [*workload.units(), *extra]
+    if grid is not None:
+        grid.update(dict.fromkeys(u.file_stem for u in units))
+    for unit in units:
         path = out / workload.name / f"{unit.file_stem}.parquet"
         if (only and unit.file_stem not in only) or path.exists():
             continue
@@ -162,14 +168,19 @@ def capture_all(
     info = machine()
     info["launch"] = _launch(out, info)
     missing: list[str] = []
+    grid: dict[str, None] = {}
     for name in models:
         left = limit_s - (time.monotonic() - started)
-        missing += [f"{name}/{s}" for s in capture_model(name, out, only, limit_s=left, info=info)]
+        missing += [f"{name}/{s}" for s in capture_model(name, out, only, limit_s=left, info=info, grid=grid)]
         if points and name == launch.MODEL:
             stems = [p.file_stem for p in points]
             missing += capture_model(name, out / "left-out", stems, points, left, info)
         torch.cuda.empty_cache()
     write_manifest(out)
+    nowhere = [stem for stem in only if stem not in grid]
+    if nowhere:
+        there = ", ".join(grid)
+        raise HardwareError(f"--units: no unit {', '.join(nowhere)} in {', '.join(models)}; there are {there}")
     if missing:
         log(f"missing: {', '.join(missing)}; run the same command again to go on")
     return 1 if missing else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,21 @@ def load_workload(name: str, device: str = "cuda") -> Workload:
     if spec is None or spec.loader is None:
         raise HardwareError(f"--model {name}: cannot import {path}")
     module_of_user = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module_of_user)
-    return _build(module_of_user, factory, name, device)
+    try:
+        spec.loader.exec_module(module_of_user)
+        return _build(module_of_user, factory, name, device)
+    except HardwareError:
+        raise
+    except Exception as error:  # the user's code: its line says more than ours
+        raise HardwareError(f"--model {name}: {_place(error, path)}{type(error).__name__}: {error}") from error
+
+
+def _place(error: Exception, path: str) -> str:
+    """`file:line: ` of the last line of `path` on the way to `error`; "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return f"{path}:{error.lineno}: "
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path}:{lines[-1]}: " if lines else ""
 
 
 def _build(module: Any, factory: str, name: str, device: str) -> Workload:
