@@ -79,8 +79,9 @@ class Forest:
             leaf = np.zeros((trees, piece.shape[1]), dtype=np.uint8)
             for level in range(depth):
                 leaf <<= 1
-                leaf |= piece[self.feature[:, level]] > self.threshold[:, level, None]
-            total[start : start + PIECE] += flat[leaf + first].sum(axis=0, dtype=np.int64)
+                above = piece.take(self.feature[:, level], axis=0) > self.threshold[:, level, None]
+                leaf |= above.view(np.uint8)
+            total[start : start + PIECE] += flat.take(leaf + first).sum(axis=0, dtype=np.int64)
         found: FloatArray = total.astype(np.float64) * UNIT
         return found
 

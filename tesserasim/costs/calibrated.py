@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import GpuSpec
@@ -29,12 +30,13 @@ from tesserasim.costs.learn import REFERENCE, KindModel, regime
 from tesserasim.costs.roofline import RooflineRatio
 from tesserasim.costs.shipped import shipped, shipped_hash
 from tesserasim.costs.sites import TRANSLATED, SiteRows, site_rows
-from tesserasim.costs.times import FloatArray, KernelTimes, captured_sigma, captured_times
+from tesserasim.costs.times import CAPTURED_SYSTEMATIC, FloatArray, KernelTimes, captured_sigma, captured_times
 from tesserasim.trace.model import Trace
 
 #: A site whose time says that it did not run as the benchmark did is not scaled beyond this factor of the roofline.
 MOST_RATIO = 30.0
 NO_ERROR = 0.3  # log-sd where a model states none
+Z80 = 1.2816  # half of an 80 % interval in standard deviations
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,34 @@ class SiteTimes:
     high_ns: FloatArray
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What every GPU's prediction needs of a trace, found once."""
+
+    own: KernelTimes
+    sigma: FloatArray  # [kernel] scatter of the captured repeats
+    site: NDArray[np.intp]  # [kernel]
+    before: FloatArray  # [site] captured ns
+    rows: tuple[SiteRows, ...]
+    rest: Trace  # the kernels of sites without a measured kind
+    rest_sites: NDArray[np.intp]  # indices of those sites, in the order of `rest.sites`
+
+
+def _facts(trace: Trace) -> _Facts:
+    own = captured_times(trace)
+    site = np.array(trace.site_of, dtype=np.intp)
+    before = np.bincount(site, weights=own.ns, minlength=len(trace.sites)).astype(np.float64)
+    rows = site_rows(trace)
+    measured = np.zeros(len(trace.sites), dtype=bool)
+    for part in rows:
+        measured[part.sites] = True
+    rest = tuple(k for k, m in zip(trace.kernels, measured[site], strict=True) if not m)
+    plain = Trace(trace.meta, rest, trace.buffers)
+    number = {name: i for i, name in enumerate(trace.sites)}
+    rest_sites = np.array([number[name] for name in plain.sites], dtype=np.intp)
+    return _Facts(own, captured_sigma(trace), site, before, rows, plain, rest_sites)
+
+
 class Calibrated:
     """`CostModel` by shipped, fitted parameters; stateless but for what it has computed."""
 
@@ -57,7 +87,7 @@ class Calibrated:
 
     def __init__(self) -> None:
         self.roofline = RooflineRatio()
-        self._rows: dict[int, tuple[weakref.ref[Trace], tuple[SiteRows, ...]]] = {}
+        self._known: dict[int, tuple[weakref.ref[Trace], _Facts]] = {}
 
     @cached_property
     def version(self) -> str:
@@ -65,12 +95,12 @@ class Calibrated:
         content = [self.name, 1, shipped_hash(), sorted(TRANSLATED.items()), self.roofline.version]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
-    def _site_rows(self, trace: Trace) -> tuple[SiteRows, ...]:
-        """The measured sites of a trace, kept as long as the trace lives."""
-        kept = self._rows.get(id(trace))
+    def _facts_of(self, trace: Trace) -> _Facts:
+        """The facts of a trace, kept as long as the trace lives."""
+        kept = self._known.get(id(trace))
         if kept is None or kept[0]() is not trace:  # an id may be that of a trace that is gone
-            self._rows = {i: entry for i, entry in self._rows.items() if entry[0]() is not None}
-            kept = self._rows[id(trace)] = (weakref.ref(trace), site_rows(trace))
+            self._known = {i: entry for i, entry in self._known.items() if entry[0]() is not None}
+            kept = self._known[id(trace)] = (weakref.ref(trace), _facts(trace))
         return kept[1]
 
     def kernel_ns(self, trace: Trace, gpu: GpuSpec) -> KernelTimes:
@@ -78,54 +108,49 @@ class Calibrated:
 
         Raises InputError if the GPU the trace was captured on is not in the catalogue.
         """
-        own = captured_times(trace)
         if find_gpu(trace.meta.gpu).name == gpu.name or not trace.kernels:
-            return own
-        times = self.site_times(trace, gpu)
-        site = np.array(trace.site_of, dtype=np.intp)
-        before = np.bincount(site, weights=own.ns, minlength=len(trace.sites))
-        factor = np.divide(times.ns, before, out=np.ones(len(before)), where=before > 0)
-        return KernelTimes(
-            own.ns * factor[site],
-            self.name,
-            times.systematic[site],
-            np.hypot(times.site[site], captured_sigma(trace)),
-        )
+            return captured_times(trace)
+        times, facts = self.site_times(trace, gpu), self._facts_of(trace)
+        factor = np.divide(times.ns, facts.before, out=np.ones(len(times.ns)), where=facts.before > 0)
+        site_sigma = np.hypot(times.site[facts.site], facts.sigma)
+        return KernelTimes(facts.own.ns * factor[facts.site], self.name, times.systematic[facts.site], site_sigma)
 
     def site_times(self, trace: Trace, gpu: GpuSpec) -> SiteTimes:
         """Times of the sites of `trace` on `gpu`, with source and error each."""
-        captured = find_gpu(trace.meta.gpu)
-        own = captured_times(trace)
-        site = np.array(trace.site_of, dtype=np.intp)
-        n = len(trace.sites)
-        before = np.bincount(site, weights=own.ns, minlength=n).astype(np.float64)
+        captured, facts = find_gpu(trace.meta.gpu), self._facts_of(trace)
+        n, before = len(trace.sites), facts.before
         if captured.name == gpu.name:
-            spread = np.full(n, 0.015)
-            words = ("captured",) * n
-            return SiteTimes(before, words, ("",) * n, spread, np.zeros(n), before, before)
-        plain = self.roofline.kernel_ns(trace, gpu)
-        ns = np.bincount(site, weights=plain.ns, minlength=n).astype(np.float64)
-        systematic, own_sigma = np.zeros(n), np.zeros(n)
-        np.maximum.at(systematic, site, plain.sigma_systematic)
-        np.maximum.at(own_sigma, site, plain.sigma_site)
-        width = 1.2816 * np.hypot(systematic, own_sigma)
+            known = np.full(n, CAPTURED_SYSTEMATIC)
+            return SiteTimes(before, ("captured",) * n, ("",) * n, known, np.zeros(n), before, before)
+        ns, systematic, own_sigma = before.copy(), np.zeros(n), np.zeros(n)
+        self._plain(facts, gpu, ns, systematic, own_sigma)
+        width = Z80 * np.hypot(systematic, own_sigma)
         low, high = np.exp(-width), np.exp(width)
         sources, kinds = ["roofline"] * n, [""] * n
-        for rows in self._site_rows(trace):
-            where = rows.sites[before[rows.sites] > 0]
-            if not len(where):
-                continue
-            known = before[rows.sites] / 1e3 / rows.share
-            found = _predict(rows, captured, gpu, np.maximum(known, 1e-3))
-            ratio = np.clip(found.us / np.maximum(known, 1e-3), 1.0 / MOST_RATIO, MOST_RATIO)
-            ns[rows.sites] = before[rows.sites] * ratio
-            systematic[rows.sites] = np.hypot(found.systematic, rows.extra)
-            own_sigma[rows.sites] = found.site
-            low[rows.sites] = np.exp(found.low - 1.2816 * rows.extra)
-            high[rows.sites] = np.exp(found.high + 1.2816 * rows.extra)
-            for i in rows.sites.tolist():
+        for rows in facts.rows:
+            at = rows.sites
+            known = np.maximum(before[at] / 1e3 / rows.share, 1e-3)
+            found = _predict(rows, captured, gpu, known)
+            ns[at] = before[at] * np.clip(found.us / known, 1.0 / MOST_RATIO, MOST_RATIO)
+            systematic[at] = np.hypot(found.systematic, rows.extra)
+            own_sigma[at] = found.site
+            low[at] = np.exp(found.low - Z80 * rows.extra)
+            high[at] = np.exp(found.high + Z80 * rows.extra)
+            for i in at.tolist():
                 sources[i], kinds[i] = found.source, rows.kind
         return SiteTimes(ns, tuple(sources), tuple(kinds), systematic, own_sigma, ns * low, ns * high)
+
+    def _plain(
+        self, facts: _Facts, gpu: GpuSpec, ns: FloatArray, systematic: FloatArray, own_sigma: FloatArray
+    ) -> None:
+        """The roofline's times and errors for the sites without a measured kind, written into the arrays [site]."""
+        if not facts.rest.kernels:
+            return
+        plain = self.roofline.kernel_ns(facts.rest, gpu)
+        site = facts.rest_sites[np.array(facts.rest.site_of, dtype=np.intp)]
+        ns[facts.rest_sites] = np.bincount(site, weights=plain.ns, minlength=len(ns))[facts.rest_sites]
+        np.maximum.at(systematic, site, plain.sigma_systematic)
+        np.maximum.at(own_sigma, site, plain.sigma_site)
 
 
 @dataclass(frozen=True)
@@ -156,7 +181,7 @@ def _predict(rows: SiteRows, captured: GpuSpec, gpu: GpuSpec, known_us: FloatArr
 def _errors(model: KindModel, gpu: GpuSpec, base: FloatArray, us: FloatArray, source: str) -> _Found:
     spread = model.spread(gpu.name)
     if spread is None:
-        wide = np.full(len(us), 1.2816 * NO_ERROR)
+        wide = np.full(len(us), Z80 * NO_ERROR)
         return _Found(us, source, NO_ERROR, NO_ERROR, -wide, wide)
     where = regime(model.kind, base)
     return _Found(us, source, spread.systematic, spread.site, spread.low[where], spread.high[where])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class SiteRows:
     extra: FloatArray  # log-sd of the translation
 
 
+@cache
 def bits(dtype: str, default: float = 16.0) -> float:
     """Bits of one element of a kernel's operands, as the tensor cores see them."""
     word = dtype.lower()
