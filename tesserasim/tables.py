@@ -98,5 +98,6 @@ class Table:
 
     def _distinct(self, key: str, values: Sequence[Any]) -> tuple[Any, ...]:
         if len(set(values)) != len(values):
-            raise self.fail(key, "names something twice")
+            twice = next(value for i, value in enumerate(values) if value in values[:i])
+            raise self.fail(key, f"names {shown(twice)} twice")
         return tuple(values)

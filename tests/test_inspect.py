@@ -117,3 +117,17 @@ def test_warnings_that_the_capture_did_not_keep_are_counted() -> None:
     assert len(words) == 3
     deps = dependencies(Trace(replace(meta, extra={"warnings_total": 63}), ()))
     assert deps["warnings"] == got["warnings"] and "warning: l.1@8: x (and 1 more like it)" in in_words(deps)
+
+
+def test_the_facts_in_words() -> None:
+    """Mutations: `1 kernels`; a GPU called `?`."""
+    rows = (
+        Kernel(0, "a", "a#0", kind="gemm", duration_ns=1500, block=(128, 1, 1)),
+        Kernel(1, "s", "a#0", kind="memset"),
+    )
+    for gpu, words in (("H200", "H200"), ("", "unknown"), ("?", "without a name")):
+        got = describe_facts(facts(Trace(TraceMeta("imported", "m", {"name": "u"}, gpu), rows)))
+        assert got == (
+            "1 kernel, 0 memcpys, 1 memset, 1 stream, 1 device; busy 0.002 ms, union 0.002 ms, span 0.002 ms; "
+            f"0 from graphs; GPU {words}"
+        )

@@ -261,3 +261,23 @@ def test_a_trace_on_a_full_disk(good: Any, tmp_path: Path, monkeypatch: pytest.M
     path.mkdir()
     with pytest.raises(InputError, match="is a directory"):
         write_trace(good[0], path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"traceEvents": []}', "this is Kineto (Chrome trace) JSON, not a trace in Parquet; make one of it"),
+        (b"hello\n", "this is text of an unknown kind, not a trace in Parquet; make traces with"),
+        (b"", "this is an empty file, not a trace in Parquet"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer, not a trace in Parquet; fetch the file"),
+        (b"PAR1" + bytes(40), "not a readable Parquet file"),
+        (b"\x1f\x8b\x08broken", "not a readable Parquet file"),
+    ],
+)
+def test_a_file_that_is_no_parquet_is_called_what_it_is(content: bytes, words: str, tmp_path: Path) -> None:
+    """Mutation: what the Parquet reader says: magic bytes not found in the footer."""
+    path = tmp_path / "t.parquet"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}: ") and words in str(caught.value)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tesserasim.report.table import aligned, number
-from tesserasim.trace.values import alike
+from tesserasim.trace.values import alike, counted
 
 GIB = 2**30
 
@@ -51,9 +51,10 @@ def describe_plan(document: Mapping[str, Any]) -> str:
 
 def describe_facts(facts: Mapping[str, Any]) -> str:
     """What a profile holds, in one line and its warnings."""
-    counts = ", ".join(f"{facts[key]} {key}" for key in ("kernels", "memcpys", "memsets", "streams", "devices"))
+    counts = ", ".join(counted(facts[key], key[:-1]) for key in ("kernels", "memcpys", "memsets", "streams", "devices"))
     times = ", ".join(f"{key[:-3]} {facts[key] / 1e6:.3f} ms" for key in ("busy_ns", "union_ns", "span_ns"))
-    lines = [f"{counts}; {times}; {facts['graph_kernels']} from graphs; GPU {facts['gpu'] or 'unknown'}"]
+    gpu = {None: "unknown", "?": "without a name"}.get(facts["gpu"], facts["gpu"])
+    lines = [f"{counts}; {times}; {facts['graph_kernels']} from graphs; GPU {gpu}"]
     return "\n".join(lines + [f"  warning: {warning}" for warning in alike(facts["warnings"])])
 
 

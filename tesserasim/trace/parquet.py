@@ -19,6 +19,7 @@ from tesserasim.errors import InputError
 from tesserasim.files import check_regular, path_text
 from tesserasim.trace.filecheck import check_columns, check_document
 from tesserasim.trace.model import SHAPE_FIELDS, Access, Buffer, Kernel, Trace, TraceMeta
+from tesserasim.trace.sniff import require_trace
 from tesserasim.writing import write_whole
 
 METADATA_KEY = b"tesserasim"
@@ -118,6 +119,7 @@ def _read_file(path: str | os.PathLike[str], where: str) -> tuple[pa.Table, byte
             table.validate(full=True)  # Parquet lets through texts that are no UTF-8
             return table, text
     except (pa.ArrowException, OSError, ValueError) as error:
+        require_trace(path, where)
         first = (str(error).splitlines() or ["cannot be read"])[0]
         raise InputError(f"{where}: not a readable Parquet file ({first[:200]})") from None
 

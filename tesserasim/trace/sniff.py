@@ -115,6 +115,21 @@ def require_profile(path: str | os.PathLike[str], kind: FileKind) -> None:
     raise NotKernelTraceError(f"{where}: this is {kind.value}, not a kernel trace; {_ADVICE[kind]}")
 
 
+def require_trace(path: str | os.PathLike[str], where: str) -> None:
+    """Raise InputError, naming the file `where`, if `path` is something known that is no Parquet."""
+    try:
+        kind = sniff(path)
+    except InputError:
+        return  # unreadable as what it seems to be
+    if kind is FileKind.PARQUET:
+        return
+    advice = "make one of it with 'import'" if kind in _PROFILES else "make traces with 'import' or 'hw capture'"
+    if kind in (FileKind.LFS_POINTER, FileKind.ARCHIVE):
+        advice = _ADVICE[kind]
+    what = "an empty file" if kind is FileKind.EMPTY else kind.value
+    raise InputError(f"{where}: this is {what}, not a trace in Parquet; {advice}")
+
+
 def name_json(keys: list[str]) -> FileKind:
     """What a JSON object with these top-level names is, once it has been read and held no trace events."""
     if "workload_graph" in keys:
