@@ -8,7 +8,6 @@ the first run; tables give both.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -16,26 +15,29 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hw.journals import Hop, Measured, Split, read_hop, read_journal, read_json, read_split
 from tesserasim.case import Case, settled_run
 from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import Cluster, Device, GpuSpec, Link
 from tesserasim.costs.times import CAPTURED_SYSTEMATIC, KernelTimes, captured_times
 from tesserasim.errors import InputError
-from tesserasim.files import read_toml
+from tesserasim.files import did_you_mean, path_text, read_toml, shown
 from tesserasim.lower import lower
 from tesserasim.plans import Lane, Plan, write_plan
 from tesserasim.policies import policies
 from tesserasim.policies.base import Limits, NotApplicable
+from tesserasim.terminal import put
 from tesserasim.trace.mix import Mix
 from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import read_trace
+from tesserasim.writing import check_directory, check_output, write_whole
 
 DEVICE_MODELS = ("serial", "shared")
 #: How the trace of a partition names its multiprocessors: "H200-SXM/64sm".
@@ -44,6 +46,7 @@ _PARTITION = re.compile(r"/(\d+)sm$")
 POLICIES = ("single", "af", "kernel")
 #: Standard deviations of a normal distribution that hold 80 % of it.
 EIGHTY = 1.2816
+MAX_LAUNCH_NS = 1e6
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,6 @@ class MeasuredTimes:
         if gpu.name not in self.traces:
             raise InputError(f"{trace.unit}: not profiled on {gpu.name}")
         return captured_times(self.traces[gpu.name])
-
-
-@dataclass(frozen=True)
-class Hop:
-    """A link as it was measured: one direction is like the other."""
-
-    latency_ns: float
-    gbs: float
 
 
 @dataclass(frozen=True)
@@ -93,7 +88,7 @@ def bench(unit: Unit) -> tuple[Mix, Cluster, MeasuredTimes]:
     first = unit.traces[names[0]]
     hop = unit.hop or Hop(0.0, 1.0)
     base = find_gpu("H200")
-    gpus = {n: dataclasses.replace(base, name=f"{base.name}/{n}", aliases=()) for n in names}
+    gpus = {n: replace(base, name=f"{base.name}/{n}", aliases=()) for n in names}
     links = tuple(Link(a, b, hop.gbs * 8, hop.latency_ns / 1000, "measured") for a, b in combinations(names, 2))
     # Partitions are of one GPU, so they share its DRAM.
     parts = {n: int(m[1]) for n in names if (m := _PARTITION.search(unit.traces[n].meta.gpu))}
@@ -101,7 +96,7 @@ def bench(unit: Unit) -> tuple[Mix, Cluster, MeasuredTimes]:
     cluster = Cluster("devices", devices, links, dram_domains=(tuple(names),) if len(parts) > 1 else ())
     # A mix of stages launches a unit at tokens 1 and context 0, whatever they were: the trace is taken as it is.
     point = {**first.meta.unit, "tokens": 1, "context": 0}
-    first = dataclasses.replace(first, meta=dataclasses.replace(first.meta, unit=point))
+    first = replace(first, meta=replace(first.meta, unit=point))
     mix = Mix("unit", unit.model, "stages", {first.unit: (first,)}, stages=((first.unit, 1),))
     return mix, cluster, MeasuredTimes({gpus[n].name: t for n, t in unit.traces.items()})
 
@@ -145,90 +140,6 @@ def policy_plans(unit: Unit, depths: Sequence[int], names: Sequence[str] = POLIC
     return found
 
 
-# Journals
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One timed combination of a journal."""
-
-    model: str
-    unit: str
-    plan: str  # hash of the devices of its kernels
-    lane: str
-    device_of: tuple[str, ...]
-    depth: int
-    units_per_s: float
-    samples: tuple[float, ...]
-    energy_j: float | None
-
-    @property
-    def key(self) -> str:
-        """What the split goes by."""
-        return f"{self.plan}:{self.depth}"
-
-
-def read_journal(path: Path) -> list[Measured]:
-    """Timed combinations of a replay's journal, the last of equal ones. InputError names the file."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    session: dict[str, Any] = {}
-    placed: dict[str, tuple[str, ...]] = {}
-    found: dict[tuple[str, int], Measured] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            kind = row["kind"]
-            if kind == "session":
-                session = row
-            if "device_of" in row:
-                placed[row["plan"]] = tuple(d for d, n in row["device_of"] for _ in range(int(n)))
-            if kind == "timing":
-                found[row["plan"], row["depth"]] = Measured(
-                    session["model"], path.stem, row["plan"], row["lane"], placed[row["plan"]], int(row["depth"]),
-                    float(row["units_per_s"]), tuple(float(x) for x in row["units_per_s_all"]), row["energy_j"],
-                )  # fmt: skip
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines):  # the last line may be half of one
-                raise InputError(f"{path}: line {number} is no line of a replay's journal") from None
-    return [m for m in found.values() if m.units_per_s > 0 and math.isfinite(m.units_per_s)]
-
-
-def read_hop(path: Path) -> Hop:
-    """The link that was measured last."""
-    hop = None
-    try:
-        for line in path.read_text("utf-8").splitlines():
-            row = json.loads(line)
-            if row.get("kind") == "link":
-                hop = Hop(float(row["link"]["latency_ns"]), float(row["link"]["gbs"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{path}: no journal of python -m hw replay --links") from None
-    if hop is None:
-        raise InputError(f"{path}: holds no measured link")
-    return hop
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which combinations judge: whole models, and half of the others by hash."""
-
-    models: tuple[str, ...]
-
-    def held_out(self, m: Measured) -> bool:
-        return m.model in self.models or int(hashlib.sha256(m.key.encode()).hexdigest()[:8], 16) % 2 == 0
-
-
-def read_split(path: Path) -> Split:
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        return Split(tuple(str(x) for x in data["held_out_models"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{path}: no split ({{'held_out_models': [...]}})") from None
-
-
 # The command
 
 
@@ -243,40 +154,58 @@ def rows(runs: Path, device_model: str = "serial") -> list[dict[str, Any]]:
 
 def _units(runs: Path) -> tuple[Split, list[tuple[Path, Unit]]]:
     """The split and every unit of a runs file with its journal."""
-    data = read_toml(runs, "runs file")
-    here = runs.parent
-    try:
-        split = read_split(here / str(data["split"]))
-        units = list(data["unit"])
-    except (KeyError, TypeError):
-        raise InputError(f"{runs}: needs 'split' and at least one [[unit]]") from None
-    found = []
-    for u in units:
-        if not isinstance(u, dict) or not isinstance(u.get("traces"), dict) or "journal" not in u:
-            raise InputError(f"{runs}: every [[unit]] needs 'journal' and a table 'traces' of devices")
-        traces = {d: _with_launch(read_trace(here / str(p)), u, here) for d, p in u["traces"].items()}
-        hop = read_hop(here / str(u["links"])) if "links" in u else None
-        found.append((here / str(u["journal"]), Unit(next(iter(traces.values())).meta.model, traces, hop)))
-    return split, found
+    data = read_toml(runs, "runs")
+    name, here, units = path_text(runs), runs.parent, data.get("unit")
+    if not isinstance(data.get("split"), str) or not isinstance(units, list) or not units:
+        raise InputError(f"{name}: needs 'split' and at least one [[unit]]")
+    _only(data, ("split", "unit"), name)
+    split = read_split(here / data["split"])
+    return split, [(here / str(u["journal"]), _unit(u, here)) for u in (_checked(u, name) for u in units)]
+
+
+def _checked(u: Any, name: str) -> dict[str, Any]:
+    """A [[unit]] with the keys and types that it must have."""
+    if not isinstance(u, dict) or not isinstance(u.get("traces"), dict) or not u["traces"] or "journal" not in u:
+        raise InputError(f"{name}: every [[unit]] needs 'journal' and a table 'traces' of devices")
+    _only(u, ("journal", "links", "launch", "traces"), name)
+    for key, value in [*u.items(), *u["traces"].items()]:
+        if value is not u["traces"] and (not isinstance(value, str) or not value):
+            raise InputError(f"{name}: {shown(key)} must be the path of a file, not {shown(value)}")
+    if not all(d and d.isprintable() for d in u["traces"]):
+        raise InputError(f"{name}: a device of 'traces' has no readable name")
+    return u
+
+
+def _only(table: Mapping[str, Any], known: Sequence[str], name: str) -> None:
+    for key in table:
+        if key not in known:
+            raise InputError(f"{name}: unknown key {shown(key)}{did_you_mean(key, known)}")
+
+
+def _unit(u: Mapping[str, Any], here: Path) -> Unit:
+    launch = read_json(here / u["launch"], "launch figures") if "launch" in u else None
+    for key, value in (launch or {}).items():
+        if key.endswith("_ns") and not (type(value) in (int, float) and abs(value) <= MAX_LAUNCH_NS):
+            raise InputError(
+                f"{path_text(here / u['launch'])}: {key} must be a number of nanoseconds below a millisecond"
+            )
+    traces = {}
+    for device, path in u["traces"].items():
+        trace = read_trace(here / path)
+        traces[device] = trace if launch is None else replace(trace, meta=replace(trace.meta, launch=launch))
+    hop = read_hop(here / u["links"]) if "links" in u else None
+    return Unit(next(iter(traces.values())).meta.model, traces, hop)
 
 
 def write_policy_plans(runs: Path, out: Path, depths: Sequence[int]) -> int:
     """Plan files of all units for `python -m hw replay --plan`, as `out`/<journal's name>/<policy>-<depth>.json."""
+    check_directory(out)
     for journal, unit in _units(runs)[1]:
         for name, plan in policy_plans(unit, depths).items():
             path = out / journal.stem / f"{name}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_plan(plan, path)
-            print(f"{path}: {plan.status}, gap {plan.gap}, {plan.switches} switches")
+            put(f"{path}: {plan.status}, gap {plan.gap}, {plan.switches} switches")
     return 0
-
-
-def _with_launch(trace: Trace, u: Mapping[str, Any], here: Path) -> Trace:
-    """The trace with the launch figures of its machine, if the run names them."""
-    if "launch" not in u:
-        return trace
-    figures = json.loads((here / str(u["launch"])).read_text("utf-8"))
-    return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, launch=figures))
 
 
 def _row(unit: Unit, m: Measured, split: Split, device_model: str) -> dict[str, Any]:
@@ -325,18 +254,20 @@ def summary(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def validate(runs: Path, out: Path | None, device_model: str = "serial") -> int:
     """Print the table and its summary; with `out` also write it as Parquet and CSV. 1 if nothing was predicted."""
+    if out is not None:
+        _check_table(out, runs)
     found = rows(runs, device_model)
-    print(f"{'model':<20} {'unit':<18} {'plan':<16} {'d':>2} switches  measured/s simulated    error  part")
+    put(f"{'model':<20} {'unit':<18} {'plan':<16} {'d':>2} switches  measured/s simulated    error  part")
     for r in found:
         said = f"{'-':>9} {'-':>8}"
         if r["error"] is not None:
             said = f"{r['simulated_per_s']:9.2f} {100 * r['error']:+7.2f}%"
-        print(
+        put(
             f"{r['model']:<20} {r['unit']:<18} {r['lane'][:16]:<16} {r['depth']:>2} {r['switches']:>8} "
             f"{r['measured_per_s']:11.2f} {said}  {r['part']}" + f"  {r['why']}" * bool(r["why"])
         )
     for s in summary(found):
-        print(f"{s['part']:<12} {s['model']:<20} n {s['n']:>4}  |error| median {100 * s['median']:.2f} %, p95 "
+        put(f"{s['part']:<12} {s['model']:<20} n {s['n']:>4}  |error| median {100 * s['median']:.2f} %, p95 "
               f"{100 * s['p95']:.2f} %, inside 80 % interval {100 * s['inside80']:.0f} %")  # fmt: skip
     if out is not None:
         _write(found, out)
@@ -346,12 +277,37 @@ def validate(runs: Path, out: Path | None, device_model: str = "serial") -> int:
     return 0
 
 
+def _tables(out: Path) -> tuple[Path, Path]:
+    """The two files of `--out`: as .parquet and as .csv."""
+    stem = out.with_suffix("") if out.suffix in (".parquet", ".csv") else out
+    return stem.with_name(stem.name + ".parquet"), stem.with_name(stem.name + ".csv")
+
+
+def _check_table(out: Path, runs: Path) -> None:
+    """InputError, before anything is computed, unless both files can be written and are no inputs."""
+    if not out.name or out.is_dir() or (out.exists() and not out.is_file()):
+        raise InputError(f"{path_text(out)}: name a file to write, without its ending")
+    data, here = read_toml(runs, "runs"), runs.parent
+    read = [runs, here / str(data.get("split"))]
+    for u in data["unit"] if isinstance(data.get("unit"), list) else []:
+        table = u if isinstance(u, dict) else {}
+        traces = table.get("traces")
+        named = [*table.values(), *(traces.values() if isinstance(traces, dict) else ())]
+        read += [here / x for x in named if isinstance(x, str) and x.isprintable()]
+    for path in _tables(out):
+        check_directory(path.parent)
+        if path.parent.is_dir():
+            check_output(path, *read)
+
+
 def _write(found: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Both tables, each whole or not at all."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
 
     table = pa.Table.from_pylist([dict(r) for r in found])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(table, out.with_suffix(".parquet"))
-    pyarrow.csv.write_csv(table, out.with_suffix(".csv"))
+    for path, write in zip(_tables(out), (pyarrow.parquet.write_table, pyarrow.csv.write_csv), strict=True):
+        content = pa.BufferOutputStream()
+        write(table, content)
+        write_whole(path, content.getvalue().to_pybytes())

@@ -10,20 +10,8 @@ from typing import Any
 import pytest
 
 from hw.__main__ import main
-from hw.validate import (
-    Hop,
-    Measured,
-    Split,
-    Unit,
-    bench,
-    policy_plans,
-    predict,
-    read_hop,
-    read_journal,
-    read_split,
-    rows,
-    summary,
-)
+from hw.journals import Hop, Measured, Split, read_hop, read_journal, read_split
+from hw.validate import Unit, bench, policy_plans, predict, rows, summary
 from tesserasim.errors import InputError
 from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
 from tesserasim.trace.parquet import write_trace
@@ -57,8 +45,11 @@ HOP = Hop(500.0, 0.5)
 @pytest.mark.parametrize(
     ("devices", "depth", "period_ns"),
     [
-        ("aaa", 1, 6000), ("bbb", 1, 9000), ("aaa", 2, 6000),  # a serial device gains nothing from depth
-        ("aab", 1, 3000 + 2500 + 4000), ("aab", 3, 4000),  # bound by b
+        ("aaa", 1, 6000),
+        ("bbb", 1, 9000),
+        ("aaa", 2, 6000),  # a serial device gains nothing from depth
+        ("aab", 1, 3000 + 2500 + 4000),
+        ("aab", 3, 4000),  # bound by b
         ("aba", 1, 1000 + 2500 + 3000 + 2500 + 3000),
     ],
 )
@@ -132,7 +123,7 @@ def test_journals_with_half_a_last_line_and_with_damage(tmp_path: Path) -> None:
     for bad in ('{"kind": "timing", "plan": "p"}', "[1]", "nonsense"):
         with pytest.raises(InputError, match="line 2 is no line of a replay's journal"):
             read_journal(journal(tmp_path, [SESSION, bad, timing("p", "aab", 1, 90.0)]))
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no such replay's journal"):
         read_journal(tmp_path / "none.jsonl")
     assert read_journal(journal(tmp_path, [SESSION, timing("p", "aab", 1, float("nan"))])) == []
     (tmp_path / "links").mkdir()
@@ -181,3 +172,92 @@ def test_rows_summary_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "runs.toml").write_text('split = "split.json"\n')
     assert main(["validate", str(tmp_path / "runs.toml")]) == 2
     assert "at least one [[unit]]" in capsys.readouterr().err
+
+
+BASE = timing("p", "aab", 1, 1e5)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("wrong", [
+    {"depth": 0}, {"depth": -3}, {"depth": 10**9}, {"depth": 1.5}, {"depth": float("inf")}, {"depth": "1"},
+    {"depth": [1]}, {"depth": True}, {"units_per_s": 10**400}, {"units_per_s": "1e5"}, {"units_per_s": True},
+    {"units_per_s": 1e308}, {"units_per_s_all": []}, {"units_per_s_all": [float("nan")]}, {"units_per_s_all": [-1.0]},
+    {"device_of": [["a", 10**12]]}, {"device_of": [["a", -1]]}, {"device_of": [[["a"], 3]]}, {"device_of": {"a3": 1}},
+    {"device_of": [[1, 3]]}, {"lane": None}, {"lane": 5}, {"lane": "\x1b[31m"}, {"lane": "\ud800"}, {"plan": ["x"]},
+    {"plan": 5}, {"energy_j": "hot"},
+])  # fmt: skip
+def test_a_line_that_no_run_writes_is_refused_with_its_number(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 2 is no line of a replay's journal"):
+        read_journal(journal(tmp_path, [SESSION, {**BASE, **wrong}]))
+
+
+@pytest.mark.quick
+def test_files_of_other_kinds_are_refused_in_one_line(tmp_path: Path) -> None:
+    good = json.dumps(SESSION) + "\n" + json.dumps(BASE) + "\n"
+    path = tmp_path / "x.jsonl"
+    for raw in (good.encode("utf-16"), b"\xff\xfe", b'{"kind": "caf\xe9"}\n', b"[" * 100_000 + b"\n{}\n", b"\n\n{}\n"):
+        path.write_bytes(raw)
+        for read in (read_journal, read_hop):
+            with pytest.raises(InputError):
+                read(path)
+    path.write_bytes(b"\xef\xbb\xbf" + good.encode())
+    assert [m.lane for m in read_journal(path)] == ["p"]
+    for ns, gbs in (("NaN", "1"), ("1", "Infinity"), ("-1", "1"), ("1", "0"), ('"1"', "1"), ("1e300", "1")):
+        path.write_text(f'{{"kind": "link", "link": {{"latency_ns": {ns}, "gbs": {gbs}}}}}\n')
+        with pytest.raises(InputError, match="line 1"):
+            read_hop(path)
+    for split in ("[]", '{"held_out_models": "toy"}', '{"held_out_models": [{}]}', "[" * 100_000, "\udcff"):
+        path.write_bytes(split.encode("utf-8", "surrogateescape"))
+        with pytest.raises(InputError):
+            read_split(path)
+
+
+def bench_files(folder: Path) -> str:
+    """A runs file's text beside the files that it names."""
+    for d, times in (("a", (1000, 2000, 3000)), ("b", (2000, 3000, 4000))):
+        write_trace(trace(times), folder / f"{d}.parquet")
+    (folder / "split.json").write_text('{"held_out_models": []}')
+    (folder / "links.jsonl").write_text(json.dumps({"kind": "link", "link": {"latency_ns": 500, "gbs": 0.5}}) + "\n")
+    journal(folder, [SESSION, BASE])
+    return (
+        'split = "split.json"\n[[unit]]\njournal = "step-b4.jsonl"\nlinks = "links.jsonl"\n'
+        '[unit.traces]\na = "a.parquet"\nb = "b.parquet"\n'
+    )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("old", "new"), [
+    ("[[unit]]", "unit = 5\n[x]"), ("[[unit]]", "[unit]"), ("links =", "link ="), ("split =", "typo = 1\nsplit ="),
+    ('"links.jsonl"', "5"), ('"links.jsonl"', '"/dev/zero"'), ('"step-b4.jsonl"', "[1]"), ('"step-b4.jsonl"', '"."'),
+    ('"step-b4.jsonl"', '"/dev/zero"'), ('"step-b4.jsonl"', '"a\\u0000b"'),
+    ('"split.json"', "5"), ('"split.json"', '"."'), ("\na =", '\n"" ='),
+    ('"a.parquet"', "5"), ('"a.parquet"', '"a\\u0000b"'), ("links =", 'launch = "none.json"\nlinks ='),
+    ("links =", 'launch = "list.json"\nlinks ='), ("links =", 'launch = "far.json"\nlinks ='),
+    ('[unit.traces]\na = "a.parquet"\nb = "b.parquet"\n', "traces = {}\n"),
+])  # fmt: skip
+def test_a_runs_file_that_is_wrong_is_one_line(
+    old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "far.json").write_text('{"kernel_overhead_ns": Infinity}')
+    text = bench_files(tmp_path)
+    assert old in text
+    (tmp_path / "runs.toml").write_text(text.replace(old, new))
+    assert main(["validate", str(tmp_path / "runs.toml")]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1 and "internal" not in err
+
+
+@pytest.mark.quick
+def test_tables_never_take_the_place_of_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs.toml").write_text(bench_files(tmp_path))
+    before = (tmp_path / "a.parquet").read_bytes()
+    for out in ("a", "a.parquet", "a.csv", ".", "runs.toml/x"):
+        assert main(["validate", str(tmp_path / "runs.toml"), "--out", str(tmp_path / out)]) == 2, out
+        said = capsys.readouterr()
+        assert len(said.err.splitlines()) == 1 and not said.out
+    assert main(["validate", str(tmp_path / "runs.toml"), "--out", "/dev/full"]) == 2
+    assert (tmp_path / "a.parquet").read_bytes() == before and not list(tmp_path.glob("*.csv"))
+    assert main(["validate", str(tmp_path / "runs.toml"), "--out", str(tmp_path / "v1.5")]) == 0
+    assert {p.name for p in tmp_path.glob("v1*")} == {"v1.5.parquet", "v1.5.csv"}
+    assert main(["validate", str(tmp_path / "runs.toml"), "--plans", str(tmp_path / "runs.toml")]) == 2
