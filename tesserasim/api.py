@@ -233,7 +233,7 @@ def import_profile(
         trace = dataclasses.replace(trace, meta=meta, kernels=rows)
     if gpu is not None:
         trace = _renamed_gpu(trace, find_gpu(gpu).name)
-    trace = with_bounds(trace, *_peak_rates(trace.meta.gpu))
+    trace = with_bounds(_with_side_by_side(trace), *_peak_rates(trace.meta.gpu))
     with naming(out):
         write_trace(trace, out)
     found = {"found_by": repeats["found_by"], "names": repeats["names"], "chosen": iteration} if repeats else None
@@ -267,6 +267,20 @@ def _renamed_gpu(trace: Trace, gpu: str) -> Trace:
     if other:
         warnings += (f"the profile says that it ran on {said}; it is taken as one of {gpu}",)
     return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, gpu=gpu, warnings=warnings))
+
+
+def _with_side_by_side(trace: Trace) -> Trace:
+    """`trace` with a warning if its kernels ran on several streams or devices: a simulation puts them in one row."""
+    streams, devices = len({(k.device, k.stream) for k in trace.kernels}), len({k.device for k in trace.kernels})
+    if streams < 2:
+        return trace
+    took = max(k.start_ns + k.duration_ns for k in trace.kernels) - min(k.start_ns for k in trace.kernels)
+    where = f"{streams} streams" + (f" of {devices} devices" if devices > 1 else "")
+    warning = (
+        f"kernels of {where}: a simulation runs them one after another on one GPU, each after the pause that it had on "
+        f"its stream: in {trace.span_ns / 1e6:.3f} ms, where the profile took {took / 1e6:.3f} ms"
+    )
+    return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, warnings=(*trace.meta.warnings, warning)))
 
 
 def _peak_rates(gpu: str) -> tuple[float | None, float | None]:

@@ -156,6 +156,28 @@ def test_a_gpu_that_the_profile_contradicts_is_said(
     assert any("taken as" in w for w in facts["warnings"]) is warned
 
 
+@pytest.mark.parametrize(
+    ("device", "words"), [(0, "kernels of 2 streams: "), (1, "kernels of 2 streams of 2 devices: ")]
+)
+def test_kernels_side_by_side_are_said_with_the_time_that_a_simulation_makes_of_them(
+    device: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0-10 and 40-50 us on one stream, 5-45 us on another: 90 us in a row. Mutation: nothing is said."""
+    rows = [kernel("a", 0, 10), kernel("b", 5, 40, stream=8, device=device), kernel("c", 40, 10)]
+    path, out = write(tmp_path / "p.json", document(rows)), tmp_path / "t.parquet"
+    code, printed, _ = imported(capsys, path, "--out", out, "--gpu", "H100-SXM", "--json")
+    (said,) = (w for w in json.loads(printed)["warnings"] if "one after another" in w)
+    assert code == 0 and said.startswith(words) and said.endswith("in 0.090 ms, where the profile took 0.050 ms")
+    mix = tmp_path / "m.toml"
+    assert main(["mix", "new", str(out), "--out", str(mix)]) == 0
+    case = ["--mix", str(mix), "--cluster", "H100-SXM", "--policy", "single", "--batch", "1", "--depth", "1", "--json"]
+    capsys.readouterr()
+    assert main(["simulate", *case]) == 0
+    assert json.loads(capsys.readouterr().out)["latency_ms"]["mean"] == pytest.approx(0.090, rel=1e-3)
+    code, printed, _ = imported(capsys, path, "--out", out, "--range", "0:1", "--json")
+    assert not any("one after another" in w for w in json.loads(printed)["warnings"])
+
+
 def test_errors_say_which_iterations_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = write(tmp_path / "p.json", document(steps(3))), tmp_path / "t.parquet"
     code, _, said = imported(capsys, path, "--out", out, "--iteration", 3)
