@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 
 from tesserasim.terminal import BAD_INPUT, outcome
 
+#: More slots than any queue of launches is worth, and more placements than a session holds.
+MAX_DEPTH, MAX_TRIES = 256, 10_000
+
 
 class _Parser(argparse.ArgumentParser):
     """One line per error; options in full only."""
@@ -43,6 +46,22 @@ def _counts(text: str) -> tuple[int, ...]:
     found = tuple(_count(part) for part in text.split(","))
     if 0 in found:
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: every number must be above 0")
+    return found
+
+
+def _depths(text: str) -> tuple[int, ...]:
+    """Numbers of slots."""
+    found = _counts(text)
+    if max(found) > MAX_DEPTH:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: a depth is at most {MAX_DEPTH}")
+    return found
+
+
+def _tries(text: str) -> int:
+    """How many random placements or mutations."""
+    found = _count(text)
+    if found > MAX_TRIES:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: at most {MAX_TRIES}")
     return found
 
 
@@ -81,9 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     r.add_argument("--on", default="cpu,cpu", help="devices of --backend aten, e.g. cpu,cuda:0 (default: cpu,cpu)")
     r.add_argument("--plan", action="append", default=[], help="plan file whose lanes to run; may be repeated")
-    r.add_argument("--random", type=_count, default=20, help="random placements to run beside them (default: 20)")
-    r.add_argument("--depth", type=_counts, default=(1,), help="slots to time every plan with, e.g. 1,2,4")
-    r.add_argument("--mutations", type=_count, default=0, help="moves and waits to drop, one a run, on random plans")
+    r.add_argument("--random", type=_tries, default=20, help="random placements to run beside them (default: 20)")
+    r.add_argument("--depth", type=_depths, default=(1,), help="slots to time every plan with, e.g. 1,2,4")
+    r.add_argument("--mutations", type=_tries, default=0, help="moves and waits to drop, one a run, on random plans")
     r.add_argument("--profile", action="store_true", help="measure kernel times on every device instead")
     r.add_argument("--links", action="store_true", help="measure hops between the first two devices instead")
     r.add_argument("--pairs", action="store_true", help="with --profile: also how kernels slow each other down")
@@ -99,15 +118,34 @@ def _parser() -> argparse.ArgumentParser:
         help="one kernel at a time on a device, or kernels of several streams together (default: shared)",
     )  # fmt: skip
     v.add_argument("--plans", metavar="FOLDER", help="write plans of single, af and kernel for every unit instead")
-    v.add_argument("--depth", type=_counts, default=(1, 2, 4), help="depths of those plans (default: 1,2,4)")
+    v.add_argument("--depth", type=_depths, default=(1, 2, 4), help="depths of those plans (default: 1,2,4)")
     m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
     m.add_argument("folder", nargs="?", default="traces")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.command == "replay":
+        _fits_together(parser, args)
     return outcome("hw", lambda: _run(args))
+
+
+def _fits_together(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """An option that the others leave without effect is an error, not ignored."""
+    if args.pairs and not args.profile:
+        parser.error("replay: --pairs goes with --profile")
+    if args.links and args.profile:
+        parser.error("replay: --links and --profile are runs of their own; give one")
+    if args.backend == "aten":
+        for name in ("profile", "links", "timelines", "sms", "mutations"):
+            if getattr(args, name):
+                parser.error(f"replay: --{name} needs --backend cudagraph; aten checks placements, without times")
+        if args.depth != (1,):
+            parser.error("replay: --depth needs --backend cudagraph; aten checks placements, without times")
+    elif args.on != "cpu,cpu":
+        parser.error("replay: --on goes with --backend aten; other devices are the GPUs, or partitions by --sms")
 
 
 def _run(args: argparse.Namespace) -> int:

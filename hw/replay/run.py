@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import random
 import sys
 import time
@@ -22,11 +23,15 @@ import torch
 
 from hw.capture.run import capture_unit, machine
 from hw.errors import HardwareError
+from hw.journals import MAX_JOURNAL_BYTES
 from hw.partition import Partition, split, whole
 from hw.replay.session import Session, random_devices
 from hw.workloads import UnitSpec, Workload, load_workload
+from tesserasim.errors import InputError
+from tesserasim.files import did_you_mean, path_text, read_bytes, shown
 from tesserasim.plans import ANY_SITE, Lane, read_plan
 from tesserasim.trace.model import Trace
+from tesserasim.writing import naming
 
 SWITCHES = (1, 10, 100, 4, 16, 32, 64, 8)
 
@@ -69,30 +74,85 @@ def devices(sms: Sequence[int]) -> list[Partition]:
 
 
 class Journal:
-    """Lines of results of one unit, each written and flushed whole."""
+    """Lines of results of one unit, each written and flushed whole; what a killed run left of its last one is cut off.
+
+    InputError for a file that is no journal, or the journal of other devices or of another point: their results are
+    not results of this run.
+    """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self.done = {(r["kind"], r.get("plan"), r.get("depth")) for r in self._read()}
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = self._read() if path.exists() else []
+        here = json.loads(json.dumps(facts))
+        last: dict[str, Any] = next((r for r in reversed(rows) if r["kind"] == "session"), {})
+        for key in ("model", "unit", "devices", "sms"):
+            if key in last and key in here and last[key] != here[key]:
+                raise InputError(f"{path_text(path)}: its {key} was {shown(last[key])}; give another --out")
+        self.done = {(r["kind"], r.get("plan"), r.get("depth")) for r in rows}
+        #: Plans that a run before this one found unequal: they stay so.
+        self.unequal = {r.get("plan") for r in rows if r["kind"] == "check" and not r.get("equal")}
         self.add({"kind": "session", **facts})
 
     def _read(self) -> list[dict[str, Any]]:
-        rows = []
-        for line in self.path.read_text("utf-8").splitlines() if self.path.exists() else []:
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue  # the last line of a run that was killed
-        return [r for r in rows if isinstance(r, dict) and "kind" in r]
+        raw = read_bytes(self.path, "replay's journal", MAX_JOURNAL_BYTES)
+        end = raw.rfind(b"\n") + 1
+        rows = [r for r in map(_row, raw[:end].split(b"\n")) if r is not None]
+        if raw.strip() and not rows and (end or not raw.startswith(b'{"')):
+            raise InputError(f"{path_text(self.path)}: not a replay's journal; give another --out")
+        if end < len(raw):  # the next line must not be glued to half of one
+            os.truncate(self.path, end)
+        return [r for r in rows if all(isinstance(r.get(k), str | int | None) for k in ("plan", "depth"))]
 
     def has(self, kind: str, plan: str, depth: int | None = None) -> bool:
         return (kind, plan, depth) in self.done
 
     def add(self, row: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as f:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as f:
             f.write(json.dumps(row, sort_keys=True) + "\n")
         self.done.add((row["kind"], row.get("plan"), row.get("depth")))
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line of a journal; None for what is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("kind"), str) else None
+
+
+def chosen_units(job: Job, workload: Workload) -> list[UnitSpec]:
+    """The units that a job names, or all. HardwareError for a name that the model has not, and for no unit at all."""
+    units = list(workload.units())
+    if not units or not all(isinstance(u, UnitSpec) for u in units):
+        raise HardwareError(f"--model {job.model}: its units() must list at least one UnitSpec")
+    name = getattr(workload, "name", None)
+    if not isinstance(name, str) or not name.isprintable() or name in ("", ".", "..") or "/" in name:
+        raise HardwareError(f"--model {job.model}: its name {shown(name)} cannot be that of a folder")
+    known = [u.file_stem for u in units]
+    for wanted in job.units:
+        if wanted not in known:
+            raise HardwareError(f"--units: {job.model} has no unit {shown(wanted)}{did_you_mean(wanted, known)}")
+    return [u for u in units if not job.units or u.file_stem in job.units]
+
+
+def plan_lanes(job: Job, unit: UnitSpec, sites: Sequence[str], names: Sequence[str]) -> list[Lane]:
+    """Lanes of the plan files that place a unit. InputError for a device or site that the plan cannot be run with."""
+    found = []
+    for path in job.plans:
+        for lane in (x for x in read_plan(path).lanes if unit.name in x.assignment):
+            where = f"{path_text(path)}: lane {lane.name}"
+            for site in sites:
+                try:
+                    device = lane.device_of(unit.name, site)
+                except KeyError:
+                    raise InputError(f"{where} leaves out site {site} of unit {unit.name}") from None
+                if device not in names:
+                    raise InputError(f"{where}: no device {shown(device)} here; devices: {', '.join(names)}")
+            found.append(lane)
+    return found
 
 
 def lanes(job: Job, unit: UnitSpec, sites: Sequence[str], names: Sequence[str], parts: Mapping[str, str]) -> list[Lane]:
@@ -107,9 +167,13 @@ def lanes(job: Job, unit: UnitSpec, sites: Sequence[str], names: Sequence[str], 
         switches = min(SWITCHES[i % len(SWITCHES)], len(dict.fromkeys(sites)) - 1)
         placed = random_devices(sites, names, switches, rng)
         found.append(Lane(f"random-{i}-{switches}", unit.batch, 1, {unit.name: placed}))
+    return found + plan_lanes(job, unit, sites, names)
+
+
+def check_plans(job: Job) -> None:
+    """InputError for a plan file that cannot be read, before anything is built."""
     for path in job.plans:
-        found += [lane for lane in read_plan(path).lanes if unit.name in lane.assignment]
-    return found
+        read_plan(path)
 
 
 def plan_id(device_of: Sequence[str]) -> str:
@@ -117,16 +181,20 @@ def plan_id(device_of: Sequence[str]) -> str:
 
 
 def replay(job: Job) -> int:
-    """Run a job; 1 if a plan failed or was not reached."""
+    """Run a job; 1 if a plan failed. What the time limit leaves undone is left to the next call."""
+    check_plans(job)
     parts = devices(job.sms)
     workload = load_workload(job.model)
     info = machine()
     failed = 0
-    for unit in [u for u in workload.units() if not job.units or u.file_stem in job.units]:
+    for unit in chosen_units(job, workload):
         try:
             failed += _unit(job, workload, unit, parts, info)
         except torch.AcceleratorError:
             raise
+        except InputError as error:
+            log(f"{job.model} {unit.file_stem}: FAILED {error}")
+            failed += 1
         except Exception as error:
             traceback.print_exc()
             log(f"{job.model} {unit.file_stem}: FAILED {type(error).__name__}: {str(error)[:300]}")
@@ -192,6 +260,7 @@ def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) 
     for lane in todo:
         device_of = session.devices(lane)
         key = plan_id(device_of)
+        failed += key in journal.unequal
         if job.late or journal.has("check", key):
             continue
         if want is None:
@@ -237,7 +306,7 @@ def profile(job: Job) -> int:
     """Kernel times of units on every device, as traces under `out`/profile/<device>/<model>; with `job.pairs` also
     how their kernels slow each other down, under `out`/pairs/<model>."""
     parts, workload, info = devices(job.sms), load_workload(job.model), machine()
-    for unit in [u for u in workload.units() if not job.units or u.file_stem in job.units]:
+    for unit in chosen_units(job, workload):
         traces = [_profiled(job, workload, unit, p, info) for p in parts if not job.late]
         if job.pairs and len(traces) == len(parts) and not job.late:
             _pairs(job, workload, unit, parts, traces[0], info)
