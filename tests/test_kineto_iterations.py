@@ -178,6 +178,22 @@ def test_kernels_side_by_side_are_said_with_the_time_that_a_simulation_makes_of_
     assert not any("one after another" in w for w in json.loads(printed)["warnings"])
 
 
+@pytest.mark.parametrize(("devices", "words"), [([], "names no GPU; import --gpu NAME"), ([{"id": 0}], "names no GPU"),
+                         ([{"id": 0, "name": "a prototype"}], "unknown GPU 'a prototype'")])  # fmt: skip
+def test_a_mix_of_an_unknown_gpu_says_how_to_name_it(
+    devices: list[Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Mutation: `unknown GPU '': the catalogue has` and all of the catalogue."""
+    out = tmp_path / "t.parquet"
+    path = write(tmp_path / "p.json", document([kernel("k", 1, 1)], deviceProperties=devices))
+    assert imported(capsys, path, "--out", out)[0] == 0
+    assert main(["mix", "new", str(out), "--out", str(tmp_path / "m.toml")]) == 0
+    capsys.readouterr()
+    assert main(["simulate", "--mix", str(tmp_path / "m.toml"), "--cluster", "H100-SXM", "--policy", "single"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
 def test_errors_say_which_iterations_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = write(tmp_path / "p.json", document(steps(3))), tmp_path / "t.parquet"
     code, _, said = imported(capsys, path, "--out", out, "--iteration", 3)

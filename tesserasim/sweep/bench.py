@@ -122,6 +122,8 @@ def check_gpus(mix: Mix) -> None:
     """InputError if a trace comes from a GPU that the catalogue does not have: no time could be predicted."""
     for unit in mix.units:
         for trace in mix.traces[unit]:
+            if not trace.meta.gpu.strip("? "):
+                raise InputError(f"mix {mix.name}, unit {unit}: its trace names no GPU; import --gpu NAME sets it")
             try:
                 find_gpu(trace.meta.gpu)
             except InputError as error:

@@ -81,5 +81,5 @@ def describe_work(work: Mapping[str, Any]) -> str:
     if work["bounded"]:
         parts.append(f"{work['bounded']:.1%} with a bound from the time ({kinds})")
     if work["unknown"]:
-        parts.append(f"{work['unknown']:.1%} without any: GPU not in the catalogue, name it with --gpu ({kinds})")
+        parts.append(f"{work['unknown']:.1%} without any: no GPU of the catalogue, name one with --gpu ({kinds})")
     return "; ".join(parts)
