@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-from hw.__main__ import main
+from hw.__main__ import _parser, main
 from hw.journals import read_journal
 from hw.replay.run import Journal
 from tesserasim.errors import InputError
@@ -170,3 +172,40 @@ def test_what_was_unequal_stays_so_and_the_limit_is_said(tmp_path: Path, capsys:
     (path,) = tmp_path.rglob("*.jsonl")
     path.write_text(path.read_text().replace('"equal": true', '"equal": false', 1))
     assert main(line) == 1
+
+
+MATRIX = TESTS.parent / "experiments/validation/replay_matrix.py"
+
+
+def matrix(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(MATRIX), *options]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.quick
+def test_the_steps_of_the_matrix_are_commands_of_hw(tmp_path: Path) -> None:
+    """What --dry-run prints a shell takes word for word, also with a space in the folder and several plans."""
+    out = tmp_path / "o u t"
+    plans = out / "plans/sd3.5-medium/denoise-b1"
+    plans.mkdir(parents=True)
+    for name in ("af-1", "kernel-1"):
+        (plans / f"{name}.json").write_text("{}")
+    said = matrix(tmp_path, "--dry-run", "--out", "o u t", "--only", "sd3.5-medium").stdout.splitlines()
+    assert len(said) == 4
+    for line in said:
+        command = line.replace(sys.executable, "printf '%s\\n'", 1)
+        words = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
+        args = _parser().parse_args(words[2:])
+        assert args.plans if args.command == "validate" else args.out == "o u t"
+    assert args.plan == [f"o u t/plans/sd3.5-medium/denoise-b1/{n}.json" for n in ("af-1", "kernel-1")]
+    assert matrix(tmp_path, "--dry-run").returncode == 0 and not (tmp_path / "replay").exists()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("bad", [
+    ["--only", "nope"], ["--sms", "64,x"], ["--sms", "64"], ["--sms", "1,2,3"], ["--random", "-1"],
+    ["--limit-s", "nan"], ["--mutations", "99999999"], ["--out", "/dev/full"],
+])  # fmt: skip
+def test_the_matrix_refuses_in_one_line(bad: list[str], tmp_path: Path) -> None:
+    ran = matrix(tmp_path, *bad)
+    assert ran.returncode == 2 and "Traceback" not in ran.stderr and "error:" in ran.stderr.splitlines()[-1]

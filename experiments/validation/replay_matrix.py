@@ -1,6 +1,6 @@
 """Replay units of all five models on two partitions of one GPU (or two GPUs): measure, plan, run, compare.
 
-    python experiments/validation/replay_matrix.py --out replay [--sms 64,68] [--limit-s 500] [--only llama-3-8b]
+    python experiments/validation/replay_matrix.py [--out replay] [--sms 64,68] [--limit-s 500] [--only llama-3-8b]
 
 Hops first. Then per unit its kernel times on every device and how its kernels slow each other down, the plans that
 policies make of these times, and the replay of those plans, of placements apart by attention and FFN, and of random
@@ -12,12 +12,15 @@ begins after the limit. Copy OUT into `experiments/validation/replay` to keep it
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tesserasim.writing import write_whole
 
 HERE = Path(__file__).resolve().parent
 UNITS = [
@@ -26,6 +29,37 @@ UNITS = [
     ("gpt-oss-20b", "prefill-b1-t256"), ("mamba-codestral-7b", "prefill-b1-t256"), ("qwen2.5-vl-7b", "prefill-b1-t256"),
 ]  # fmt: skip
 DEPTHS = "1,2,4"
+
+
+def seconds(text: str) -> float:
+    """A time limit; argparse says so if it is none."""
+    value = float(text)
+    if not value >= 0:  # nor NaN
+        raise ValueError(text)
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number from 0 to 10000."""
+    value = int(text)
+    if not 0 <= value <= 10_000:
+        raise ValueError(text)
+    return value
+
+
+def partitions(text: str) -> str:
+    """Two numbers of multiprocessors, or nothing."""
+    if text and [n.isdecimal() and int(n) > 0 for n in text.split(",")] != [True, True]:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: give two numbers, e.g. 64,68, or '' for two GPUs")
+    return text
+
+
+def shell(step: Sequence[str]) -> str:
+    """A step as a shell takes it; plans, a file each, are listed when it runs."""
+    if not step[-1].endswith("*.json"):
+        return shlex.join(step)
+    folder = shlex.quote(step[-1][: -len("*.json")])
+    return f"printf -- '--plan=%s\\0' {folder}*.json | xargs -0 {shlex.join(step[:-2])}"
 
 
 def commands(
@@ -63,8 +97,7 @@ def prepare(out: Path, names: Sequence[str], units: Sequence[tuple[str, str]]) -
         shutil.copy(figures, out / "launch-paused.json")
     for model, unit in units:
         path = out / "one" / model / f"{unit}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('split = "../../split.json"\n' + toml(model, unit, names, "../../"), "utf-8")
+        write_whole(path, ('split = "../../split.json"\n' + toml(model, unit, names, "../../")).encode())
 
 
 def gather(out: Path, names: Sequence[str], units: Sequence[tuple[str, str]]) -> None:
@@ -73,17 +106,18 @@ def gather(out: Path, names: Sequence[str], units: Sequence[tuple[str, str]]) ->
         if (out / m / f"{u}.jsonl").exists() and all((out / "profile" / n / m / f"{u}.parquet").exists() for n in names)
     ]  # fmt: skip
     text = 'split = "split.json"\n' + "".join("\n" + toml(m, u, names, "") for m, u in done)
-    (out / "runs.toml").write_text(text, "utf-8")
+    write_whole(out / "runs.toml", text.encode())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sms", default="64,68", help="partitions of GPU 0; '' takes two GPUs")
-    parser.add_argument("--limit-s", type=float, default=500.0, help="start no step after this")
-    parser.add_argument("--only", default="", help="one model")
-    parser.add_argument("--random", type=int, default=12)
-    parser.add_argument("--mutations", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("replay"), help="folder of all that is made (default: replay)")
+    parser.add_argument("--sms", type=partitions, default="64,68", help="partitions of GPU 0; '' takes two GPUs")
+    parser.add_argument("--limit-s", type=seconds, default=500.0, help="start no step after this")
+    models = ["", *dict.fromkeys(m for m, _ in UNITS)]
+    parser.add_argument("--only", default="", choices=models, metavar="MODEL", help="one model")
+    parser.add_argument("--random", type=count, default=12)
+    parser.add_argument("--mutations", type=count, default=5)
     parser.add_argument("--dry-run", action="store_true", help="print the steps")
     options = parser.parse_args()
     started = time.monotonic()
@@ -95,9 +129,12 @@ def main() -> int:
     for model, unit in units:
         steps += commands(options.out, model, unit, options.sms, names, options.random, options.mutations)
     if options.dry_run:
-        print("\n".join(" ".join(s) for s in steps))
+        print("\n".join(map(shell, steps)))
         return 0
-    prepare(options.out, names, units)
+    try:
+        prepare(options.out, names, units)
+    except OSError as error:
+        parser.error(f"--out {options.out}: cannot be written ({error.strerror})")
     failed = 0
     for step in steps:
         left = options.limit_s - (time.monotonic() - started)
