@@ -7,8 +7,10 @@ they ran stands in their arguments, as in profiles, so importing the file gives 
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,18 +57,23 @@ def perfetto_json(trace: Trace) -> str:
 def _tracks(trace: Trace) -> list[tuple[int, int]]:
     """(device, thread) of every kernel: threads of one device are numbered by stream, overlapping ones apart."""
     found: list[tuple[int, int]] = [(0, 0)] * len(trace.kernels)
-    ends: dict[tuple[int, int], list[int]] = {}  # (device, stream) -> end of each of its tracks
-    numbers: dict[tuple[int, int, int], int] = {}
+    busy: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (device, stream) -> heap of (end, track)
+    free: dict[tuple[int, int], list[int]] = {}  # heap of tracks where nothing runs
     starts = starts_ns(trace)
     place: dict[int, tuple[int, int, int]] = {}
     for i in sorted(range(len(starts)), key=lambda i: (starts[i], i)):
         k = trace.kernels[i]
-        lanes = ends.setdefault((k.device, k.stream), [])
-        at = next((n for n, end in enumerate(lanes) if end <= starts[i]), len(lanes))
-        lanes[at : at + 1] = [starts[i] + k.duration_ns]
+        running, idle = busy.setdefault((k.device, k.stream), []), free.setdefault((k.device, k.stream), [])
+        while running and running[0][0] <= starts[i]:
+            heapq.heappush(idle, heapq.heappop(running)[1])
+        at = heapq.heappop(idle) if idle else len(running)
+        heapq.heappush(running, (starts[i] + k.duration_ns, at))
         place[i] = (k.device, k.stream, at)
+    numbers: dict[tuple[int, int, int], int] = {}
+    used: Counter[int] = Counter()
     for key in sorted(set(place.values())):
-        numbers[key] = sum(other[0] == key[0] for other in numbers)
+        numbers[key] = used[key[0]]
+        used[key[0]] += 1
     for i, key in place.items():
         found[i] = (key[0], numbers[key])
     return found
