@@ -202,7 +202,7 @@ def test_kinds_without_a_table_get_the_worst() -> None:
 def test_the_version_depends_on_the_error_table() -> None:
     table = shipped()
     table["kinds"]["gemm"]["systematic"] += 0.01
-    assert RooflineRatio(from_table(table)).version != RooflineRatio().version == default_costs().version
+    assert RooflineRatio(from_table(table)).version != RooflineRatio().version
 
 
 def _validation() -> ModuleType:

@@ -57,7 +57,7 @@ def _gemm(k: Kernel) -> dict[str, float] | None:
         return None
     w, a = bits(k.weight_dtype or k.act_dtype), bits(k.act_dtype or k.weight_dtype)
     return {
-        "m": s["m"], "n": s["n"], "k": s["k"], "w_bits": w, "a_bits": a, "block": float(w < 8),
+        "m": s["m"], "n": s["n"], "k": s["k"], "w_bits": w, "a_bits": a, "block": float(w < 8 and a < 16),
         "copies": COLD, "share": 1.0,
     }  # fmt: skip
 
@@ -79,12 +79,21 @@ def _moe(k: Kernel, topk: float) -> dict[str, float] | None:
     hidden, inter = (s["k"], s["n"] / 2.0) if up else (s["n"], s["k"])
     topk = float(s.get("topk", topk))
     tokens = max(1.0, k.flops / (2.0 * s["n"] * s["k"]) / topk)
-    w = bits(k.weight_dtype or k.act_dtype)
+    w = bits(k.weight_dtype) if k.weight_dtype else _weight_bits(k, tokens, topk)
+    a = bits(k.act_dtype)
     return {
         "tokens": tokens, "hidden": hidden, "inter": inter, "topk": topk, "experts": s["experts"], "skew": 0.0,
-        "w_bits": w, "a_bits": bits(k.act_dtype), "block": float(w < 8), **_ONE_RANK,
+        "w_bits": w, "a_bits": a, "block": float(a < 16), **_ONE_RANK,
         "share": s["n"] * s["k"] / (3.0 * hidden * inter),
     }  # fmt: skip
+
+
+def _weight_bits(k: Kernel, tokens: float, topk: float) -> float:
+    """4, 8 or 16: what the bytes read leave for a weight of the experts that got a token, if the trace has no type."""
+    experts = float(k.shape["experts"])
+    active = experts * (1.0 - (1.0 - min(topk / experts, 1.0)) ** tokens)
+    seen = 8.0 * k.read_bytes / (k.shape["n"] * k.shape["k"] * max(active, 1.0))
+    return 16.0 if not k.read_bytes or seen > 12 else 8.0 if seen > 6 else 4.0
 
 
 def _bytes(k: Kernel) -> dict[str, float] | None:
@@ -121,7 +130,7 @@ def site_rows(trace: Trace) -> tuple[SiteRows, ...]:
     for k, site in zip(trace.kernels, trace.site_of, strict=True):
         if k.kind != "memset" and (site not in longest or _rank(k) > _rank(longest[site])):
             longest[site] = k
-    topk = float((trace.meta.moe or {}).get("topk", 4))
+    topk = float((trace.meta.moe or {}).get("top_k", 4))
     known: dict[str, list[tuple[int, Mapping[str, float], float]]] = {}
     for site, k in sorted(longest.items()):
         found = _of(k, topk)
