@@ -132,6 +132,19 @@ def test_a_kernel_that_reaches_further_is_unknown_and_grouped() -> None:
     assert unit_flow(trace).group_of == (0, 0, 0) and "no parameter names" in warnings[0]
 
 
+@pytest.mark.parametrize("door", ["jit", "aten"])
+def test_an_argument_behind_memory_without_a_name_is_not_dropped(door: str) -> None:
+    """The kernel stores the pointer and reads through what it loads. Mutation: no edge from the tensor's writer."""
+    text = ptx("k", "st.global.u64 [%rd1], %rd0;\nld.global.u64 %rd3, [%rd1];\nld.global.u32 %r1, [%rd3];", 2)
+    calls = [
+        Call("m", "mm", "extern", 0, 1, [tensor("arg0", "R", A), result("out0", B)]),
+        Call("m", "mm", "extern", 1, 2, [tensor("arg0", "R", A), result("out0", D)]),
+        Call("m", "own", door, 2, 3, [tensor("x", "R", B), result("result0", C)], {}, [Compiled(2, 3, text)]),
+    ]
+    trace, _ = unit(calls, [kernel("g", A, B), kernel("g", A, D), kernel("k", B, C)])
+    assert (0, 2) in {(e.src, e.dst) for e in unit_flow(trace).edges}
+
+
 def test_split_k_shares_a_workspace_outside_the_pool() -> None:
     """GEMM writes partial sums, the reduce reads them: an edge inside the site and none to other sites.
 

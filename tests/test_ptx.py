@@ -41,7 +41,13 @@ def kernel(body: str, parameters: str = ".param .u64 a, .param .u64 b", before: 
         ("min.u64 %rd3, %rd1, %rd2; st.u32 [%rd3], 1;", {"a": "W", "b": "W"}),
         ("bfi.b64 %rd3, %rd1, %rd2, 0, 48; st.u32 [%rd3], 1;", {"a": "W", "b": "W"}),
         ("st.global.u64 [%rd1], %rd2; ld.global.u64 %rd3, [%rd1]; st.u32 [%rd3], 1;",
-         {"a": "RW", "b": "none", "*": "unknown"}),
+         {"a": "RW", "b": "unknown", "*": "unknown"}),  # what is loaded may be what was stored
+        ("st.global.u64 [%rd1], %rd2;", {"a": "W", "b": "none"}),
+        ("st.shared.u64 [%r2], %rd2; ld.global.u64 %rd3, [%rd1]; st.u32 [%rd3], 1;",
+         {"a": "R", "b": "none", "*": "unknown"}),
+        ("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%r2], %rd2;"
+         "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd1, {%r3}], [%r2];",
+         {"a": "R", "b": "unknown", "*": "unknown"}),
         ("frobnicate.u32 %r1, [%rd1];", {"a": "unknown", "b": "none", "*": "unknown"}),
         ("frobnicate.u64 %rd3, %rd1; ld.u32 %r1, [%rd3];", {"a": "R", "b": "none"}),
         ("call missing, (%rd1);", {"a": "unknown", "b": "none", "*": "unknown"}),
@@ -52,7 +58,8 @@ def kernel(body: str, parameters: str = ".param .u64 a, .param .u64 b", before: 
     ],
 )  # fmt: skip
 def test_facts(body: str, want: dict[str, str]) -> None:
-    """Fails if `min` keeps its first operand, a class is lost by `shr`, or unknown opcodes have no effect."""
+    """Fails if a pointer that is put where memory without a name may lead is `none`, `min` keeps its first operand, a
+    class is lost by `shr`, or unknown opcodes have no effect."""
     assert kernel(body) == want
 
 

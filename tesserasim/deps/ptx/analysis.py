@@ -4,6 +4,8 @@ Modes are *may* modes: `R` and `W` name what can happen at most, `none` is prove
 Under "*" stands `unknown` when the entry touches memory that no parameter names: through a pointer loaded
 from memory, through a module variable that other kernels can see or that is written, through a function
 whose body is not there, through an address made of numbers, or by an instruction that is not known here.
+Through such memory the entry may come back to a pointer that it has stored itself, or put into a tensor map: this
+parameter is `unknown` then.
 Tables that only this module can name and no entry writes are constants, as `.const` variables are.
 """
 
@@ -70,6 +72,17 @@ class _Entry:
         values = self.origins.values
         return [d | s | p | q | r for a in self.graph.accesses for n in a.value for d, s, p, q, _, r in (values[n],)]
 
+    def _given(self) -> frozenset[Origin]:
+        """Origins of values that are put into memory of the GPU or into a tensor map."""
+        nodes = [n for a in self.graph.accesses if a.space not in ("shared", "local", "param") for n in a.value]
+        whole = parts = 0
+        for n in (*nodes, *self.graph.mapped):
+            d, s, p, q, _, r = self.origins.values[n]
+            whole, parts = whole | d | p, parts | s | q | r
+        size = self.graph.module.pointer_bytes
+        wide = [o for o in self.origins.origins(parts) if o.variable.nbytes >= size]  # others are numbers
+        return frozenset([*self.origins.origins(whole), *wide])
+
     def _apply(self, a: Access) -> None:
         if a.mode == "none" or a.space in ("shared", "local", "const", "param"):
             return
@@ -118,7 +131,11 @@ class _Entry:
     def modes(self, written: set[Variable]) -> dict[str, str]:
         """The table of this entry, given the module variables that some entry writes."""
         out: dict[str, str] = {}
-        every = {o: self.found.get(o, 0) for o in self.origins.bits if o.kind == "slot"}
+        everything = self.everything or any(not v.private or v in written for v in self.read)
+        # What memory without a name leads to may be a pointer that this entry has put there itself.
+        given = self._given() if everything else frozenset()
+        every = {o: MODES["unknown"] if o in given else self.found.get(o, 0) for o in self.origins.bits
+                 if o.kind == "slot"}  # fmt: skip
         for v in self.entry.params:
             slots = sorted((o.offset, o) for o in every if o.variable is v)
             size = self.graph.module.pointer_bytes
@@ -131,6 +148,6 @@ class _Entry:
                 out |= {**rows, **whole} or {v.name: "none"}
             elif v.type in ("texref", "surfref", "samplerref"):
                 out[v.name] = "unknown"
-        if self.everything or any(not v.private or v in written for v in self.read):
+        if everything:
             out[EVERYTHING] = "unknown"
         return out

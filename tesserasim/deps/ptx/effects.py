@@ -287,6 +287,7 @@ def _tensormap(step: Step) -> None:
         step.access("RW", a[0], step.space()) if a else _unknown(step)
         values = [step.value(x) for x in step.instr.operands[1:]]
         step.graph.inputs[step.graph.shared] += values
+        step.graph.mapped += values if "global_address" in step.instr.parts else []
     elif a:
         step.access("W", a[0], "generic")
 

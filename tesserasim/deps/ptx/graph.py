@@ -87,6 +87,7 @@ class Graph:
         self.everything = False  # memory that nothing names is touched
         self.interned: dict[tuple[str, object], int] = {}
         self.cells: list[Cell] = []
+        self.mapped: list[int] = []  # nodes that are put into tensor maps as addresses
         self.passed: set[int] = set()  # loads that get one of the stored values as it is
         self.phi_block: dict[int, tuple[int, int]] = {}
         self.foreign = self.node("foreign", data=8)
