@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     c.add_argument("--out", default="traces", help="folder for <model>/<unit>.parquet (default: traces)")
     c.add_argument("--units", default="", help="comma-separated unit names; default: the model's whole grid")
-    c.add_argument("--left-out", default="", help="extra decode points as batchxcontext, e.g. 16x1536, kept apart")
+    c.add_argument("--left-out", default="", help="extra decode points of llama-3-8b as batchxcontext, e.g. 16x1536")
     c.add_argument("--limit-s", type=_seconds, default=float("inf"), help="start no further unit after this long")
     o = commands.add_parser("oracle", help="check the read and write sets of captured units, kernel by kernel")
     o.add_argument("trace", nargs="+", help="captured traces; the folder of each names its model")

@@ -97,3 +97,12 @@ def test_units_that_no_model_has_are_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(HardwareError, match=r"no unit decode-b2-c8 in .*mine.py:make; there are decode-b1-c8$"):
         run.capture_all([name], tmp_path, ["decode-b1-c8", "decode-b2-c8"], [], 60.0)
     assert manifests == [tmp_path, tmp_path]
+
+
+def test_left_out_points_of_a_model_that_has_none_are_refused(tmp_path: Path) -> None:
+    """Mutation: they are skipped without a word."""
+    pytest.importorskip("cuda.bindings")
+    from hw.capture import run
+
+    with pytest.raises(HardwareError, match="left out of llama-3-8b only; add --model llama-3-8b"):
+        run.capture_all(["gpt-oss-20b"], tmp_path, [], ["16x1536"], 60.0)

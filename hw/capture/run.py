@@ -164,11 +164,13 @@ def capture_all(
     for name in models:
         check_workload(name)
     points = [_point(p) for p in left_out]
+    if points and launch.MODEL not in models:
+        raise HardwareError(f"--left-out: points are left out of {launch.MODEL} only; add --model {launch.MODEL}")
     started = time.monotonic()
     info = machine()
     info["launch"] = _launch(out, info)
     missing: list[str] = []
-    grid: dict[str, None] = {}
+    grid: dict[str, None] = dict.fromkeys(p.file_stem for p in points)
     for name in models:
         left = limit_s - (time.monotonic() - started)
         missing += [f"{name}/{s}" for s in capture_model(name, out, only, limit_s=left, info=info, grid=grid)]
