@@ -209,3 +209,16 @@ def test_the_steps_of_the_matrix_are_commands_of_hw(tmp_path: Path) -> None:
 def test_the_matrix_refuses_in_one_line(bad: list[str], tmp_path: Path) -> None:
     ran = matrix(tmp_path, *bad)
     assert ran.returncode == 2 and "Traceback" not in ran.stderr and "error:" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.quick
+def test_a_plan_of_other_units_and_a_factory_that_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    plan = tmp_path / "plan.json"
+    write_plan(Plan("m", "c", "p", (Lane("l", 2, 1, {"denoise": {"*": "b"}}),)), plan)
+    line = ["replay", "--backend", "aten", "--out", str(tmp_path), "--random", "1"]
+    assert main([*line, "--model", f"{tmp_path / 'mine.py'}:tiny", "--plan", str(plan)]) == 2
+    assert "places none of the units to run (decode, prefill)" in capsys.readouterr().err
+    (tmp_path / "exits.py").write_text("import sys\n\ndef make(device):\n    sys.exit(0)\n")
+    assert main([*line, "--model", f"{tmp_path / 'exits.py'}:make"]) == 2
+    assert "exits.py:4: SystemExit" in capsys.readouterr().err

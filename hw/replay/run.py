@@ -135,7 +135,12 @@ def chosen_units(job: Job, workload: Workload) -> list[UnitSpec]:
     for wanted in job.units:
         if wanted not in known:
             raise HardwareError(f"--units: {job.model} has no unit {shown(wanted)}{did_you_mean(wanted, known)}")
-    return [u for u in units if not job.units or u.file_stem in job.units]
+    chosen = [u for u in units if not job.units or u.file_stem in job.units]
+    for path in job.plans:
+        if not any(u.name in x.assignment for x in read_plan(path).lanes for u in chosen):
+            names = ", ".join(sorted({u.name for u in chosen}))
+            raise InputError(f"{path_text(path)}: places none of the units to run ({names})")
+    return chosen
 
 
 def plan_lanes(job: Job, unit: UnitSpec, sites: Sequence[str], names: Sequence[str]) -> list[Lane]:
@@ -319,10 +324,14 @@ def _profiled(job: Job, workload: Workload, unit: UnitSpec, part: Partition, inf
     from tesserasim.trace.parquet import read_trace, write_trace
 
     path = job.out / "profile" / part.name / workload.name / f"{unit.file_stem}.parquet"
+    gpu = f"{info['gpu']}/{part.sms}sm"
     if path.exists():
-        return read_trace(path)
+        kept = read_trace(path)
+        if kept.meta.gpu != gpu:
+            raise HardwareError(f"{path}: measured on {kept.meta.gpu}, not on {gpu}; give another --out")
+        return kept
     captured = capture_unit(workload, unit, stream=part.stream())
-    trace = assemble(workload, captured, {**info, "gpu": f"{info['gpu']}/{part.sms}sm"})
+    trace = assemble(workload, captured, {**info, "gpu": gpu})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(trace, path)
     log(f"{workload.name} {unit.file_stem} on {part.name} ({part.sms} SMs): {captured.e2e_ns['median'] / 1e6:.3f} ms")

@@ -63,11 +63,11 @@ def load_workload(name: str, device: str = "cuda") -> Workload:
         return _build(module_of_user, factory, name, device)
     except HardwareError:
         raise
-    except Exception as error:  # the user's code: its line says more than ours
+    except (Exception, SystemExit) as error:  # the user's code: its line says more than ours
         raise HardwareError(f"--model {name}: {_place(error, path)}{type(error).__name__}: {error}") from error
 
 
-def _place(error: Exception, path: str) -> str:
+def _place(error: BaseException, path: str) -> str:
     """`file:line: ` of the last line of `path` on the way to `error`; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}:{error.lineno}: "
