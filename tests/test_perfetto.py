@@ -14,10 +14,11 @@ import pytest
 from kineto_cases import SHARED, SMALL, document, kernel, needs_shared, write
 
 from tesserasim.cli import main
+from tesserasim.trace.chrome import us
 from tesserasim.trace.importer import import_profile
 from tesserasim.trace.inspect import facts, inspect_file
 from tesserasim.trace.parquet import read_trace, write_trace
-from tesserasim.trace.perfetto import export_perfetto, us
+from tesserasim.trace.perfetto import export_perfetto
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES = ["llama-3-8b/prefill-b1-t512", "gpt-oss-20b/decode-b1-c512", "sd3.5-medium/denoise-b1"]

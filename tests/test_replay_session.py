@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
 from hw.errors import HardwareError
-from hw.replay.session import random_devices, site_share, workspace_pairs
+from hw.replay.session import random_devices, workspace_pairs
 from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
 
 
@@ -24,11 +24,6 @@ def test_random_placements_switch_as_often_as_asked(switches: int) -> None:
     assert sum(x != y for x, y in itertools.pairwise(order)) == switches
     with pytest.raises(HardwareError, match="40 switches over 40 sites"):
         random_devices(sites, ["a", "b"], 40, random.Random(1))
-
-
-@pytest.mark.quick
-def test_the_lesser_share() -> None:
-    assert site_share(list("aab"), [10, 20, 10], "ab") == 0.25
 
 
 @pytest.mark.quick

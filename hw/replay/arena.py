@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hw.capture import classify
 from hw.capture.assemble import Attribution, attribute
 from hw.capture.driver import Node
 from hw.capture.run import Graphed, capture_graph
@@ -74,12 +75,13 @@ def _blocks() -> list[tuple[int, int]]:
 def _trace(workload: Workload, unit: UnitSpec, nodes: Sequence[Node], found: Attribution) -> Trace:
     """Kernels, sites and accesses as a trace without times."""
     kernels = []
-    for call, site in zip(found.calls, found.sites, strict=True):
+    parts = classify.parts(found.calls, found.leaves, workload.weights_of)
+    for call, site, part in zip(found.calls, found.sites, parts, strict=True):
         for i in range(call.first, call.last):
             n = nodes[i]
             kernels.append(
                 Kernel(i, n.name or n.type, site, kind=n.type if n.type != "kernel" else "other", op=call.op,
-                       module=call.module, grid=n.grid, block=n.block, accesses=tuple(found.rows[i]))
+                       module=call.module, part=part, grid=n.grid, block=n.block, accesses=tuple(found.rows[i]))
             )  # fmt: skip
     meta = TraceMeta(origin="captured", model=workload.model, unit=unit.as_dict(), gpu="")
     return Trace(meta, buffers=tuple(found.buffers), kernels=tuple(kernels))

@@ -218,7 +218,7 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
     log(f"{workload.name} {unit.file_stem}: captured on {len(parts)} devices in {time.monotonic() - t0:.1f} s, "
         f"{len(session.pinned)} sites pinned")  # fmt: skip
     kernels = session.trace.kernels
-    part = {k.site: workload_part(workload, k.module, k.op) for k in kernels}
+    part = {k.site: k.part for k in kernels}
     todo = lanes(job, unit, [k.site for k in kernels], [p.name for p in parts], part)
     failed = _checks(job, session, journal, todo)
     if not job.late and not journal.has("plain", parts[0].name, 1):
@@ -250,14 +250,6 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
                 name = f"{unit.file_stem}.{lane.name}.d{depth}.json"
                 session.timeline(device_of, depth, job.out / workload.name / name)
     return failed
-
-
-def workload_part(workload: Workload, module: str, op: str) -> str:
-    """Attention or FFN, roughly, of a site of a transformer layer: by what its operator is."""
-    if not module.startswith("layers."):
-        return workload.weights_of(module)
-    words = ("attention", "wqkv", "wo", "rope", "kv", "qkv", "index_copy", "conv", "scan", "in_proj")
-    return "attention" if any(w in op for w in words) else "ffn"
 
 
 def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) -> int:

@@ -6,7 +6,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -307,11 +307,3 @@ def random_devices(sites: Sequence[str], names: Sequence[str], switches: int, rn
             now = rng.choice([n for n in names if n != now])
         placed[site] = now
     return placed
-
-
-def site_share(devices: Sequence[str], durations: Mapping[int, int] | Sequence[int], names: Collection[str]) -> float:
-    """Smallest share of the summed durations over the devices `names`."""
-    total = dict.fromkeys(names, 0)
-    for i, d in enumerate(devices):
-        total[d] += durations[i]
-    return min(total.values()) / max(1, sum(total.values()))

@@ -15,13 +15,8 @@ from collections.abc import Iterable, Iterator
 from tesserasim.errors import InputError
 from tesserasim.sim.program import Program
 from tesserasim.sim.result import SimResult, Slice
+from tesserasim.trace.chrome import metadata, us
 from tesserasim.writing import write_whole
-
-
-def us(ns: int) -> str:
-    """Nanoseconds as decimal microseconds with three digits: 1234567 -> "1234.567"."""
-    sign = "-" if ns < 0 else ""
-    return f"{sign}{abs(ns) // 1000}.{abs(ns) % 1000:03d}"
 
 
 def write_timeline(program: Program, result: SimResult, path: str | os.PathLike[str]) -> None:
@@ -54,13 +49,9 @@ def _names(program: Program, slices: Iterable[Slice]) -> Iterator[str]:
             lane = program.lanes[s.lane].name
             tracks[_track(program, s)] = (program.devices[s.resource], f"{lane} slot {s.slot}")
     for process in sorted({(p, name) for (p, _), (name, _) in tracks.items()}):
-        yield _metadata("process_name", process[0], 0, process[1])
+        yield metadata("process_name", process[0], 0, process[1])
     for (p, t), (_, name) in sorted(tracks.items()):
-        yield _metadata("thread_name", p, t, name)
-
-
-def _metadata(kind: str, process: int, thread: int, name: str) -> str:
-    return f'{{"ph":"M","pid":{process},"tid":{thread},"name":"{kind}","args":{{"name":{json.dumps(name)}}}}}'
+        yield metadata("thread_name", p, t, name)
 
 
 def _events(program: Program, slices: list[Slice]) -> Iterator[str]:

@@ -16,18 +16,13 @@ from typing import Any
 
 from tesserasim.errors import InputError
 from tesserasim.trace.assemble import trace_of_profile
+from tesserasim.trace.chrome import metadata, us
 from tesserasim.trace.importer import load_profile
 from tesserasim.trace.inspect import is_memcpy, starts_ns
 from tesserasim.trace.model import Kernel, Trace
 from tesserasim.trace.parquet import read_trace
 from tesserasim.trace.sniff import FileKind, sniff
 from tesserasim.writing import write_whole
-
-
-def us(ns: int) -> str:
-    """Nanoseconds as decimal microseconds with three digits: 1234567 -> "1234.567"."""
-    sign = "-" if ns < 0 else ""
-    return f"{sign}{abs(ns) // 1000}.{abs(ns) % 1000:03d}"
 
 
 def export_perfetto(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> dict[str, Any]:
@@ -82,13 +77,9 @@ def _tracks(trace: Trace) -> list[tuple[int, int]]:
 def _names(trace: Trace, tracks: list[tuple[int, int]]) -> Iterator[str]:
     streams = {track: k.stream for k, track in zip(trace.kernels, tracks, strict=True)}
     for device in sorted({d for d, _ in tracks}):
-        yield _metadata("process_name", device, 0, f"{trace.meta.gpu or 'GPU'} {device}")
+        yield metadata("process_name", device, 0, f"{trace.meta.gpu or 'GPU'} {device}")
     for (device, tid), stream in sorted(streams.items()):
-        yield _metadata("thread_name", device, tid, f"stream {stream}")
-
-
-def _metadata(kind: str, process: int, thread: int, name: str) -> str:
-    return f'{{"ph":"M","pid":{process},"tid":{thread},"name":"{kind}","args":{{"name":{json.dumps(name)}}}}}'
+        yield metadata("thread_name", device, tid, f"stream {stream}")
 
 
 def _slice(k: Kernel, start: int, device: int, tid: int, graph: bool) -> str:
