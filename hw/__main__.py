@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--on", default="cpu,cpu", help="devices of --backend aten, e.g. cpu,cuda:0 (default: cpu,cpu)")
     r.add_argument("--plan", action="append", default=[], help="plan file whose lanes to run; may be repeated")
     r.add_argument("--random", type=_tries, default=20, help="random placements to run beside them (default: 20)")
+    r.add_argument("--timed", type=_tries, help="random placements that are timed, too (default: all)")
     r.add_argument("--depth", type=_depths, default=(1,), help="slots to time every plan with, e.g. 1,2,4")
     r.add_argument("--mutations", type=_tries, default=0, help="moves and waits to drop, one a run, on random plans")
     r.add_argument("--profile", action="store_true", help="measure kernel times on every device instead")
@@ -139,7 +140,7 @@ def _fits_together(parser: argparse.ArgumentParser, args: argparse.Namespace) ->
     if args.links and args.profile:
         parser.error("replay: --links and --profile are runs of their own; give one")
     if args.backend == "aten":
-        for name in ("profile", "links", "timelines", "sms", "mutations"):
+        for name in ("profile", "links", "timelines", "sms", "mutations", "timed"):
             if getattr(args, name):
                 parser.error(f"replay: --{name} needs --backend cudagraph; aten checks placements, without times")
         if args.depth != (1,):
@@ -182,7 +183,7 @@ def _run(args: argparse.Namespace) -> int:
         job = Job(
             args.model, tuple(u for u in args.units.split(",") if u), args.sms, tuple(Path(p) for p in args.plan),
             args.random, args.depth, args.mutations, Path(args.out), time.monotonic() + args.limit_s, args.seed,
-            args.timelines, args.pairs,
+            args.timelines, args.pairs, args.timed,
         )  # fmt: skip
         if args.backend == "aten":
             from hw.replay.aten_job import replay_aten

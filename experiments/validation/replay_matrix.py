@@ -28,7 +28,7 @@ UNITS = [
     ("mamba-codestral-7b", "decode-b8-c512"), ("qwen2.5-vl-7b", "decode-b8-c512"), ("llama-3-8b", "prefill-b1-t512"),
     ("gpt-oss-20b", "prefill-b1-t256"), ("mamba-codestral-7b", "prefill-b1-t256"), ("qwen2.5-vl-7b", "prefill-b1-t256"),
 ]  # fmt: skip
-DEPTHS = "1,2,4"
+DEPTHS = {"decode": "1,2,4,8", "denoise": "1,2,4", "prefill": "1,2"}
 
 
 def seconds(text: str) -> float:
@@ -62,20 +62,19 @@ def shell(step: Sequence[str]) -> str:
     return f"printf -- '--plan=%s\\0' {folder}*.json | xargs -0 {shlex.join(step[:-2])}"
 
 
-def commands(
-    out: Path, model: str, unit: str, sms: str, names: Sequence[str], random: int, mutations: int
-) -> list[list[str]]:
+def commands(out: Path, model: str, unit: str, sms: str, random: int, timed: int, mutations: int) -> list[list[str]]:
     """Profile, plan and replay of one unit."""
     hw = [sys.executable, "-m", "hw"]
     devices = ["--sms", sms] if sms else []
+    depths = DEPTHS[unit.partition("-")[0]]
     common = ["--model", model, "--units", unit, *devices]
     plans = out / "plans" / model
     # Globs stay globs: the plans do not exist yet.
     return [
         [*hw, "replay", "--profile", "--pairs", *common, "--out", str(out)],
-        [*hw, "validate", str(out / "one" / model / f"{unit}.toml"), "--plans", str(plans), "--depth", DEPTHS],
-        [*hw, "replay", *common, "--random", str(random), "--mutations", str(mutations), "--depth", DEPTHS,
-         "--out", str(out), "--plan", f"{plans}/{unit}/*.json"],
+        [*hw, "validate", str(out / "one" / model / f"{unit}.toml"), "--plans", str(plans), "--depth", depths],
+        [*hw, "replay", *common, "--random", str(random), "--timed", str(timed), "--mutations", str(mutations),
+         "--depth", depths, "--out", str(out), "--plan", f"{plans}/{unit}/*.json"],
     ]  # fmt: skip
 
 
@@ -116,8 +115,11 @@ def main() -> int:
     parser.add_argument("--limit-s", type=seconds, default=500.0, help="start no step after this")
     models = ["", *dict.fromkeys(m for m, _ in UNITS)]
     parser.add_argument("--only", default="", choices=models, metavar="MODEL", help="one model")
-    parser.add_argument("--random", type=count, default=12)
-    parser.add_argument("--mutations", type=count, default=5)
+    parser.add_argument("--random", type=count, default=20, help="random placements a unit (default: 20)")
+    parser.add_argument("--timed", type=count, default=6, help="of these, how many are timed, too (default: 6)")
+    parser.add_argument(
+        "--mutations", type=count, default=1, help="moves and waits to drop per random placement (default: 1)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the steps")
     options = parser.parse_args()
     started = time.monotonic()
@@ -127,7 +129,7 @@ def main() -> int:
     steps = [[sys.executable, "-m", "hw", "replay", "--links", "--model", units[0][0], *devices, "--out",
               str(options.out)]]  # fmt: skip
     for model, unit in units:
-        steps += commands(options.out, model, unit, options.sms, names, options.random, options.mutations)
+        steps += commands(options.out, model, unit, options.sms, options.random, options.timed, options.mutations)
     if options.dry_run:
         print("\n".join(map(shell, steps)))
         return 0
@@ -144,7 +146,9 @@ def main() -> int:
         expanded = [x for word in step for x in _plans(word)]
         if step[3] == "replay":
             expanded += ["--limit-s", f"{left:.0f}"]
+        begun = time.monotonic()
         failed += subprocess.run(expanded, check=False).returncode != 0
+        print(f"{time.monotonic() - begun:.1f} s: {' '.join(step[2:6])} {step[-1]}", file=sys.stderr, flush=True)
         gather(options.out, names, units)
     return 1 if failed else 0
 

@@ -56,6 +56,7 @@ class Job:
     seed: int = 0
     timelines: bool = False
     pairs: bool = False
+    timed: int | None = None  # random placements that are timed; None: all
 
     @property
     def late(self) -> bool:
@@ -141,6 +142,11 @@ def chosen_units(job: Job, workload: Workload) -> list[UnitSpec]:
             names = ", ".join(sorted({u.name for u in chosen}))
             raise InputError(f"{path_text(path)}: places none of the units to run ({names})")
     return chosen
+
+
+def timed(job: Job, lane: Lane) -> bool:
+    """Whether a lane is timed: random placements only up to the job's number."""
+    return job.timed is None or not lane.name.startswith(tuple(f"random-{i}-" for i in range(job.timed, job.random)))
 
 
 def plan_lanes(job: Job, unit: UnitSpec, sites: Sequence[str], names: Sequence[str]) -> list[Lane]:
@@ -235,7 +241,7 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
         for lane in todo:
             device_of = session.devices(lane)
             key = plan_id(device_of)
-            if job.late or journal.has("timing", key, depth):
+            if job.late or journal.has("timing", key, depth) or not timed(job, lane):
                 continue
             timing = session.time(device_of, depth)
             if session.refused:
