@@ -120,6 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     v.add_argument("--plans", metavar="FOLDER", help="write plans of single, af and kernel for every unit instead")
     v.add_argument("--depth", type=_depths, default=(1, 2, 4), help="depths of those plans (default: 1,2,4)")
+    b = commands.add_parser("calibrate", help="measure kernels on this machine's GPU, as a table for costs fit")
+    b.add_argument("--out", default="calibration", help="folder for the GPU's table and journal (default: calibration)")
+    b.add_argument("--kinds", default="", help="comma-separated kernel kinds; default: all")
+    b.add_argument("--link", action="store_true", help="also measure the links between the GPUs")
+    b.add_argument("--limit-s", type=_seconds, default=300.0, help="measure no further shape after this (default: 300)")
     m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
     m.add_argument("folder", nargs="?", default="traces")
     return parser
@@ -171,6 +176,10 @@ def _run(args: argparse.Namespace) -> int:
     except ImportError:
         print("error: PyTorch is missing; install with: pip install '.[hw]'", file=sys.stderr)
         return 2
+    if args.command == "calibrate":
+        from hw.calibrate.run import from_options
+
+        return from_options(args.out, args.kinds, args.limit_s, args.link)
     if args.command == "oracle":
         from hw.oracle.run import oracle
 
