@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
 from hw.capture.classify import bytes_of, flops_of
 from tesserasim.trace.model import Access, Buffer
 
