@@ -159,6 +159,7 @@ def _measure_all(
             line = {"kind": "shape", "plan": shape.key, **_line(case, found)}
         except torch.OutOfMemoryError as error:
             skipped[shape.key] = "out of memory: " + " ".join(str(error).split())[:80]
+            gc.collect()
         except torch.AcceleratorError as error:
             reason = " ".join(str(error).split())[:80]
             if not tools.alive():
@@ -171,7 +172,7 @@ def _measure_all(
             journal.add(line)
         finally:
             case = found = None  # type: ignore[assignment]
-            _forget()
+            forget()
     return True
 
 
@@ -195,10 +196,9 @@ def _line(case: Case, found: Measured) -> dict[str, Any]:
     return line if cold is None else line | {"cold_us": round(cold.us, 3), "cold_turns": cold.turns}
 
 
-def _forget() -> None:
+def forget() -> None:
     """Give memory back: graphs hold pools of their own, and the next shape asks for what is free."""
     if torch.cuda.is_available():
-        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -35,6 +35,11 @@ DECODES = (
     (1, 512), (1, 2048), (1, 8192), (1, 32768), (1, 131072), (8, 256), (8, 2048), (8, 16384), (32, 512), (32, 2048),
     (32, 8192), (64, 1024), (128, 512), (128, 2048), (128, 8192), (256, 512), (256, 2048),
 )  # fmt: skip
+#: (batch, seq_q, seq_kv, heads) of units under traces/: what is measured here can be held against them.
+CAPTURED = tuple(
+    [(b, 1, c, HEADS[i]) for b, c in ((1, 8192), (8, 512), (32, 2048), (128, 2048)) for i in (0, 2)]
+    + [(1, t, t, HEADS[i]) for t in (512, 2048, 8192) for i in (0, 2)]
+)
 #: (hidden, inter, topk, experts, parts of `inter`, weights): gpt-oss-20b, Qwen3-30B, Mixtral, DeepSeek-V3 on eight.
 EXPERTS = (
     (2880, 2880, 4, 32, 1, "w4a16_mxfp4"), (2048, 768, 8, 128, 1, "bfloat16"), (4096, 14336, 2, 8, 1, "bfloat16"),
@@ -83,7 +88,11 @@ def _attention() -> list[Shape]:
     for i, (batch, seq) in enumerate(DECODES * 3):
         h, g, d = HEADS[(i + i // len(DECODES)) % len(HEADS)]
         sizes = {"batch": batch, "seq_q": 1, "seq_kv": seq, "heads": h, "kv_heads": g, "head_dim": d}
-        found.append(Shape("attention_decode", "bfloat16", sizes, work=4.0 * batch * g * d * seq))
+        found.append(Shape("attention_decode", "bfloat16", sizes, work=4.0 * batch * h * d * seq))
+    for batch, q, seq, (h, g, d) in CAPTURED:
+        kind = "attention_decode" if q == 1 else "attention_prefill"
+        sizes = {"batch": batch, "seq_q": q, "seq_kv": seq, "heads": h, "kv_heads": g, "head_dim": d}
+        found.append(Shape(kind, "bfloat16", sizes, work=2.0 * batch * h * d * seq * max(q, 2)))
     return found
 
 
