@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hw.replay.order import Touch, waits
+from hw.replay.order import Touch, implied, waits
 
 
 def r(start: int, end: int) -> Touch:
@@ -61,3 +61,12 @@ def test_any_schedule_within_the_waits_gives_the_sequential_result(seed: int) ->
             ready = [i for i in range(40) if i not in done and all(j in done for j in needs[i])]
             done.append(rng.choice(ready))
         assert run(done) == want
+
+
+@pytest.mark.quick
+def test_a_wait_that_others_imply() -> None:
+    # 0 -> 1 -> 3 and 0 -> 2 -> 3: step 3 still comes after 0 and 1 without its wait for 2, not without both.
+    needs = [[], [0], [0], [1, 2]]
+    assert implied(needs, 3, 1, {2}) and implied(needs, 3, 0, {2})
+    assert not implied(needs, 3, 2, {2}) and not implied(needs, 3, 1, {1, 2})
+    assert implied([[], [0], [1], [0, 2]], 3, 1, {0})  # by the way over 2

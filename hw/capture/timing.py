@@ -21,7 +21,7 @@ _REST_S = 0.25  # idle before each burst
 _SETTLE_S = 0.1  # of uninterrupted replays at the start of each burst
 _BURST_S = 0.2  # measured part of a burst
 _ROUNDS = (2, 4)  # fewest and most rounds of bursts
-_STAMPS = 4  # records among which stamps may be out of order
+_TRIES = 3  # of a round whose profile is not usable
 _SPIN = "spin_kernel"  # the pause before a replay
 _AHEAD_CYCLES = 2_000_000  # about 1 ms: longer than the host takes to submit a graph of a thousand nodes
 
@@ -69,12 +69,27 @@ def measure(graph: Any, nodes: Sequence[str], replays: int = 24) -> tuple[list[i
         time.sleep(_REST_S)
         warm_up(graph.replay, _SETTLE_S)
         e2e += end_to_end_ns(graph.replay, each)
-        time.sleep(_REST_S)
-        parts.append(profile_nodes(graph.replay, nodes, each))
-    if any(p.names != parts[0].names for p in parts):
-        raise HardwareError("replays of one graph ran different kernels; the profile is not usable")
+        parts.append(_profiled(graph.replay, nodes, each, parts[0].names if parts else None))
     duration, gap = (np.concatenate([getattr(p, f) for p in parts]) for f in ("duration", "gap"))
     return e2e, NodeTimes(parts[0].names, duration, gap)
+
+
+def _profiled(replay: Callable[[], None], nodes: Sequence[str], repeats: int, names: list[str] | None) -> NodeTimes:
+    """`profile_nodes`, again if a record was lost or the kernels are not `names`, a few times."""
+    why = ""
+    for _ in range(_TRIES):
+        time.sleep(_REST_S)
+        try:
+            found = profile_nodes(replay, nodes, repeats)
+        except HardwareError as error:
+            why = str(error)
+            continue
+        if names is None or found.names == names:
+            return found
+        k = next(i for i, (x, y) in enumerate(zip(names, found.names, strict=True)) if x != y)
+        why = (f"replays of one graph ran different kernels, so the profile is not usable: record {k} is "
+               f"{names[k][:60]} first and {found.names[k][:60]} later")  # fmt: skip
+    raise HardwareError(f"{why} (tried {_TRIES} times)")
 
 
 def end_to_end_ns(replay: Callable[[], None], repeats: int, ahead: bool = True) -> list[int]:
@@ -110,12 +125,11 @@ def profile_nodes(replay: Callable[[], None], types: Sequence[str], repeats: int
             torch.cuda._sleep(_AHEAD_CYCLES)
             replay()
         torch.cuda.synchronize()
-    # Whole replays from the end: the profiler may miss records of the first ones while it starts.
-    rows = sorted(_device_rows(prof), key=lambda r: r[0])[-nodes * repeats :]
-    if len(rows) != nodes * repeats:
+    rows = sorted(_device_rows(prof), key=lambda r: r[0])
+    if len(rows) < nodes * repeats:
         often = Counter(r[2][:60] for r in rows).most_common(5)
         raise HardwareError(f"the profiler saw {len(rows)} device records, expected {nodes} x {repeats}: {often}")
-    rows = [r for i in range(repeats) for r in in_node_order(rows[i * nodes : (i + 1) * nodes], types)]
+    rows = in_node_order(rows, list(types) * repeats)
     start = np.array([r[0] for r in rows], dtype=np.int64).reshape(repeats, nodes)
     duration = np.array([r[1] for r in rows], dtype=np.int64).reshape(repeats, nodes)
     names = [r[2] for r in rows]
@@ -131,16 +145,19 @@ def profile_nodes(replay: Callable[[], None], types: Sequence[str], repeats: int
 
 
 def in_node_order(rows: Sequence[tuple[int, int, str]], types: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Records (start, duration, name) of one replay, sorted by start, in the order of the graph's nodes.
+    """The last len(types) records (start, duration, name), sorted by start, in the order of nodes of these types.
 
-    Sets and copies of a partition are stamped by another engine than kernels, and may seem to start before the kernel
-    that they wait for: a record of the wrong type gives way to the next one of the right type.
+    Sets and copies of a partition are stamped by another engine than kernels, and may seem to run long before or after
+    the kernel that they wait for: so each type is in order by itself. From the end, since the profiler may miss
+    records while it starts. Where a type has too few records (a driver may set memory by a kernel) all are taken as
+    they are stamped.
     """
-    left, out = list(rows), []
-    for kind in types:
-        at = next((i for i, r in enumerate(left[:_STAMPS]) if _type(r[2]) == kind), 0)
-        out.append(left.pop(at))
-    return out
+    wanted = Counter(types)
+    queues = {kind: [r for r in rows if _type(r[2]) == kind][-count:] for kind, count in wanted.items()}
+    if any(len(queues[kind]) < count for kind, count in wanted.items()):
+        return list(rows[-len(types) :])
+    left = {kind: iter(queue) for kind, queue in queues.items()}
+    return [next(left[kind]) for kind in types]
 
 
 def _type(name: str) -> str:

@@ -48,12 +48,17 @@ def capture_arena(workload: Workload, unit: UnitSpec, partition: Partition, prio
     graphed = capture_graph(workload, unit, partition.stream(priority))
     tensors = list(workload.named_tensors())
     kept = {n.name: n.tensor.clone() for n in tensors if n.role != "weight" and not n.tensor.is_floating_point()}
-    found = attribute(
-        workload, unit, graphed.nodes, graphed.recorder.calls, graphed.recorder.borders, _blocks()
-    )
+    found = attribute(workload, unit, graphed.nodes, graphed.recorder.calls, graphed.recorder.borders, _blocks())
     integers = frozenset(a.storage for c in found.calls for a in c.arguments if "int" in a.dtype)
     return Arena(
-        partition, unit, graphed, found, tensors, integers, _trace(workload, unit, graphed.nodes, found), kept,
+        partition,
+        unit,
+        graphed,
+        found,
+        tensors,
+        integers,
+        _trace(workload, unit, graphed.nodes, found),
+        kept,
         frozenset(workload.token_inputs),
     )
 

@@ -9,7 +9,7 @@ allocator gives one address to many buffers, so a move into an arena may have to
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -152,3 +152,17 @@ def order(steps: Sequence[Step], arenas: Mapping[str, Place]) -> list[list[int]]
         else:
             needs[i] = sorted({*needs[i], *coming.get((s.kernel, s.device), ())})
     return needs
+
+
+def implied(needs: Sequence[Sequence[int]], reader: int, writer: int, gone: Collection[int]) -> bool:
+    """Whether step `reader` still comes after `writer` if it does not wait for the steps `gone` itself."""
+    seen: set[int] = set()
+    todo = [j for j in needs[reader] if j not in gone]
+    while todo:
+        j = todo.pop()
+        if j == writer:
+            return True
+        if j > writer and j not in seen:  # waits go back in the program only
+            seen.add(j)
+            todo += needs[j]
+    return False

@@ -14,7 +14,8 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,21 @@ def check_plans(job: Job) -> None:
         read_plan(path)
 
 
+@contextmanager
+def repeatable(unit: UnitSpec) -> Iterator[None]:
+    """Units of one token are built without cuDNN's attention: its kernel for them gives other bits from run to run
+    (seen on an H200 with the bits of every input the same), and what does not repeat itself cannot be checked."""
+    if unit.tokens != 1:
+        yield
+        return
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
+
+
 def plan_id(device_of: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(device_of).encode()).hexdigest()[:16]
 
@@ -200,7 +216,8 @@ def replay(job: Job) -> int:
     failed = 0
     for unit in chosen_units(job, workload):
         try:
-            failed += _unit(job, workload, unit, parts, info)
+            with repeatable(unit):
+                failed += _unit(job, workload, unit, parts, info)
         except torch.AcceleratorError:
             raise
         except InputError as error:
@@ -271,8 +288,13 @@ def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) 
             again, other = session.unsplit(seed), session.unsplit(seed + 1)
             same = all(torch.equal(a, b) for a, b in zip(want, again, strict=True))
             moved = sum(not torch.equal(a, b) for a, b in zip(want, other, strict=True))
-            journal.add({"kind": "reference", "repeats": same, "outputs": len(want), "follow_inputs": moved})
+            row = {"kind": "reference", "repeats": same, "outputs": len(want), "follow_inputs": moved}
+            why = "" if same else _why_unstable(session, seed)
+            journal.add({**row, "why": why} if why else row)
             log(f"  reference: {len(want)} outputs, repeats {same}, {moved} change with the inputs")
+            if why:
+                log(f"  {why}: no placement can be checked")
+                return 1
         report = session.check(device_of, seed, want)
         failed += not report["equal"]
         facts = {"kind": "check", "plan": key, "lane": lane.name, "seed": seed, "device_of": _runs(device_of)}
@@ -286,6 +308,15 @@ def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) 
             log(f"  {lane.name}: {sum(x[1] for x in found['lost'])} of {len(found['lost'])} lost moves and "
                 f"{sum(x[1] for x in found['early'])} of {len(found['early'])} lost waits show")  # fmt: skip
     return failed
+
+
+def _why_unstable(session: Session, seed: int) -> str:
+    found = session.unstable(seed)
+    if found is None:
+        return "the unit does not repeat itself, its kernels one by one do"
+    kernel = session.trace.kernels[found[0]]
+    names = ", ".join(session.trace.buffers[b].name for b in found[1][:3])
+    return f"kernel {found[0]} of site {kernel.site} ({kernel.name[:60]}) does not repeat itself: {names}"
 
 
 def _runs(device_of: Sequence[str]) -> list[list[Any]]:
@@ -310,9 +341,10 @@ def profile(job: Job) -> int:
     how their kernels slow each other down, under `out`/pairs/<model>."""
     parts, workload, info = devices(job.sms), load_workload(job.model), machine()
     for unit in chosen_units(job, workload):
-        traces = [_profiled(job, workload, unit, p, info) for p in parts if not job.late]
-        if job.pairs and len(traces) == len(parts) and not job.late:
-            _pairs(job, workload, unit, parts, traces[0], info)
+        with repeatable(unit):
+            traces = [_profiled(job, workload, unit, p, info) for p in parts if not job.late]
+            if job.pairs and len(traces) == len(parts) and not job.late:
+                _pairs(job, workload, unit, parts, traces[0], info)
     return 0
 
 

@@ -17,9 +17,10 @@ from hw.errors import DriverError, HardwareError
 from hw.partition import Partition
 from hw.power import EnergyMeter, joules
 from hw.replay.arena import Arena, capture_arena, differences, handles
-from hw.replay.contents import delta_rows, differing, fill, gather, holds_nan, poison
+from hw.replay.contents import bytes_at, delta_rows, differing, fill, gather, holds_nan, mark, poison
 from hw.replay.cut import NEXT, Launch, Move, Step, brought, cut, remains
 from hw.replay.graph import SplitGraph
+from hw.replay.order import implied, order
 from hw.replay.segments import SegmentRun
 from hw.workloads.base import UnitSpec, Workload
 from tesserasim.deps.graph import unit_flow
@@ -141,6 +142,35 @@ class Session:
             arena.ready = True
         return arena
 
+    def unstable(self, seed: int, runs: int = 3) -> tuple[int, list[int]] | None:
+        """(kernel, ids of buffers) that first differ between runs of the unit kernel by kernel, each after the one
+        before has ended: a kernel that does not repeat itself, since its inputs were the same. None if none differs."""
+        device_of = [self.partitions[0].name] * len(self.trace.kernels)
+        graphs = [SplitGraph([s], self.slots[0], self.rows) for s in cut(self.trace, device_of, carry=True)]
+        try:
+            found = [self._marks(graphs, device_of, seed) for _ in range(runs)]
+        finally:
+            for g in graphs:
+                g.close()
+        for k, each in enumerate(zip(*found, strict=True)):
+            wrong = [b for b in each[0] if any(e[b] != each[0][b] for e in each)]
+            if wrong:
+                return k, wrong
+        return None
+
+    def _marks(self, graphs: Sequence[SplitGraph], device_of: Sequence[str], seed: int) -> list[dict[int, int]]:
+        """Per kernel, a mark of every buffer that it has written (but workspaces)."""
+        self.prepare(device_of, seed)
+        arena, out = self.slots[0][self.partitions[0].name], []
+        for graph, kernel in zip(graphs, self.trace.kernels, strict=True):
+            graph.launch(self.streams[0])
+            torch.cuda.synchronize()
+            written = {a.buffer for a in kernel.accesses if a.writes} - {
+                b.id for b in self.trace.buffers if b.role == "workspace"
+            }
+            out.append({b: mark(bytes_at(arena.address(b), self.trace.buffers[b].nbytes)) for b in sorted(written)})
+        return out
+
     def check(self, device_of: Sequence[str], seed: int, want: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Whether a placement gives `want` to the bit, and what it moved."""
         got = self.outputs(device_of, seed)
@@ -159,23 +189,24 @@ class Session:
     ) -> dict[str, Any]:
         """Drop `count` moves, then `count` waits (with a late producer), one a run: how often the output differs."""
         steps = cut(self.trace, device_of, carry=True)
-        moves = [i for i, s in enumerate(steps) if isinstance(s, Move) and s.before != NEXT]
+        moves = [i for i, m in _moves(steps) if m.before != NEXT]
         at = {(s.kernel, s.device): i for i, s in enumerate(steps) if isinstance(s, Launch)}
-        report: dict[str, Any] = {"lost": [], "early": []}
+        report: dict[str, Any] = {"lost": [], "early": [], "implied": 0}
         for i in rng.sample(moves, min(count, len(moves))):
             got = self.outputs(device_of, seed, lost={i})
             report["lost"].append([i, bool(differing(got, want))])
-        for i in rng.sample(moves, min(count, len(moves))):
+        needs = order(steps, self.slots[0])
+        waited = {i: (at[m.before, m.target], _gone(steps, m)) for i, m in _moves(steps) if m.before != NEXT}
+        # A wait that others imply is no loss: a later wait of the same reader, or the order of one direction.
+        bare = [i for i, (reader, gone) in waited.items() if not implied(needs, reader, i, gone)]
+        report["implied"] = len(waited) - len(bare)
+        for i in rng.sample(bare, min(count, len(bare))):
+            reader, gone = waited[i]
             move = steps[i]
             assert isinstance(move, Move)
-            reader, writer = at[move.before, move.target], at[move.after, move.source]
-            gone = {
-                (reader, j) for j, s in enumerate(steps)
-                if isinstance(s, Move) and (s.before, s.target) == (move.before, move.target)
-            }  # fmt: skip
-            spin = {"late": {writer}, "spin": self.spin(move.source)}
+            spin = {"late": {at[move.after, move.source]}, "spin": self.spin(move.source)}
             control = self.outputs(device_of, seed, **spin)
-            got = self.outputs(device_of, seed, early=gone, **spin)
+            got = self.outputs(device_of, seed, early={(reader, j) for j in gone}, **spin)
             report["early"].append([i, bool(differing(got, want)), not differing(control, want)])
         return report
 
@@ -249,6 +280,15 @@ class Session:
         return Timing(len(graphs), launches, tuple(rates), tuple(latencies), per_unit)
 
 
+def _moves(steps: Sequence[Step]) -> list[tuple[int, Move]]:
+    return [(i, s) for i, s in enumerate(steps) if isinstance(s, Move)]
+
+
+def _gone(steps: Sequence[Step], move: Move) -> set[int]:
+    """All moves that the reader of `move` waits for."""
+    return {j for j, m in _moves(steps) if (m.before, m.target) == (move.before, move.target)}
+
+
 class _Plain:
     """A captured graph as it is, launched like a split one."""
 
@@ -272,11 +312,11 @@ def _burst(
     for s in streams:
         s.wait_event(begin)
     for _ in range(launches):
-        for graph, stream, mark in zip(graphs, streams, marks, strict=True):
+        for graph, stream, ends in zip(graphs, streams, marks, strict=True):
             graph.launch(stream)
             end = torch.cuda.Event(enable_timing=True)
             end.record(stream)
-            mark.append(end)
+            ends.append(end)
     torch.cuda.synchronize()
     total = max(begin.elapsed_time(m[-1]) for m in marks) * 1e-3
     each = [a.elapsed_time(b) * 1e-3 for m in marks for a, b in zip([begin, *m], m, strict=False)]
