@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,16 +19,16 @@ from typing import Any
 
 import torch
 
-from hw.calibrate.cases import Case, NotHere, build
+from hw.calibrate.cases import Case, build
 from hw.calibrate.machine import describe, file_stem, gpu_name
 from hw.calibrate.shapes import KINDS, Shape, shapes
 from hw.calibrate.table import csv_text, row, sidecar_text
 from hw.calibrate.timing import SAMPLES, Measured, measure, settle
 from hw.errors import HardwareError
-from hw.journals import journal_lines
+from hw.journals import MAX_JOURNAL_BYTES, journal_lines
 from hw.replay.run import Journal
 from tesserasim.errors import InputError
-from tesserasim.files import did_you_mean, path_text, shown
+from tesserasim.files import did_you_mean, path_text, read_bytes, shown
 from tesserasim.writing import check_directory, write_whole
 
 #: A kernel that hangs, or takes this much longer than the limit to compile, ends the run.
@@ -117,6 +118,9 @@ def read_journal(path: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, An
     what = "calibration's journal"
     found: dict[str, dict[str, Any]] = {}
     first = True
+    raw = read_bytes(path, what, MAX_JOURNAL_BYTES)
+    if raw and not raw.startswith(b'{"'):
+        raise InputError(f"{path_text(path)}: not a {what}; give another --out")
     for number, line in journal_lines(path, what):
         if first and not line.get("calibration"):
             raise InputError(f"{path_text(path)}: not a {what}; give another --out")
@@ -158,15 +162,14 @@ def _measure_all(
             found = tools.measure(case)
             line = {"kind": "shape", "plan": shape.key, **_line(case, found)}
         except torch.OutOfMemoryError as error:
-            skipped[shape.key] = "out of memory: " + " ".join(str(error).split())[:80]
+            skipped[shape.key] = f"out of memory: {_short(error)}"
             gc.collect()
-        except torch.AcceleratorError as error:
-            reason = " ".join(str(error).split())[:80]
-            if not tools.alive():
-                raise HardwareError(f"the GPU failed at {shape.key} ({reason}); what is finished is saved") from None
-            skipped[shape.key] = reason
-        except (NotHere, ImportError, NotImplementedError, RuntimeError) as error:
-            skipped[shape.key] = " ".join(str(error).split())[:120] or type(error).__name__
+        except Exception as error:  # what a GPU or a library lacks has many types, Triton's own among them
+            if isinstance(error, torch.AcceleratorError) and not tools.alive():
+                raise HardwareError(
+                    f"the GPU failed at {shape.key} ({_short(error)}); what is finished is saved"
+                ) from None
+            skipped[shape.key] = _short(error)
         else:
             done[shape.key] = line
             journal.add(line)
@@ -174,6 +177,10 @@ def _measure_all(
             case = found = None  # type: ignore[assignment]
             forget()
     return True
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def alive() -> bool:
@@ -221,10 +228,7 @@ def _say(
     job: Job, stem: str, gpu: str, known: bool, machine: Mapping[str, Any], done: Mapping[str, Any],
     skipped: Mapping[str, str], finished: bool,
 ) -> None:  # fmt: skip
-    by_reason: dict[str, int] = {}
-    for reason in skipped.values():
-        by_reason[reason.split(":")[0]] = by_reason.get(reason.split(":")[0], 0) + 1
-    for reason, count in by_reason.items():
+    for reason, count in Counter(r.split(":")[0] for r in skipped.values()).items():
         log(f"skipped {count} shapes: {reason}")
     if not done:
         raise HardwareError("nothing could be measured, so no table was written")

@@ -130,7 +130,8 @@ def _kernels(case: Case, operands: Operands) -> tuple[str, ...]:
     try:
         from hw.capture.driver import graph_nodes, graph_of
 
-        return tuple(n.name or n.type for n in graph_nodes(graph_of(_graph(case, [operands], 1, keep=True))))
+        graph = _graph(case, [operands], 1, keep=True)  # owns its nodes
+        return tuple(n.name or n.type for n in graph_nodes(graph_of(graph)))
     except (ImportError, HardwareError):
         return ()
 
