@@ -7,10 +7,10 @@ over; any other line that is not what it should be is an InputError with its num
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from tesserasim.files import path_text, read_text
 
 MAX_JOURNAL_BYTES = 256 << 20
 MAX_DEPTH, MAX_KERNELS = 256, 5_000_000
+MAX_LAUNCHES, MAX_GPUS, MAX_SMS = 10**9, 1024, 4096
+#: What lies outside (exclusive) was not measured: units per second, ms of a launch, joules of a unit.
+PER_S, MS, JOULES = (1e-9, 1e12), (1e-9, 1e9), (0.0, 1e9)
 MAX_LATENCY_NS, MIN_GBS, MAX_GBS = 1e9, 1e-3, 1e5
 
 
@@ -31,8 +34,19 @@ class Hop:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """Where a session ran; "" and {} for what its line does not say."""
+
+    gpu: str = ""
+    driver: str = ""
+    torch: str = ""
+    gpu_of: Mapping[str, int] = field(default_factory=dict)  # device -> GPU that it is, or is a part of
+    sms: Mapping[str, int] = field(default_factory=dict)  # device -> multiprocessors
+
+
+@dataclass(frozen=True)
 class Measured:
-    """One timed combination of a journal."""
+    """One timed combination of a journal: bursts of launches in a closed loop of `depth` slots."""
 
     model: str
     unit: str
@@ -40,14 +54,51 @@ class Measured:
     lane: str
     device_of: tuple[str, ...]
     depth: int
-    units_per_s: float
-    samples: tuple[float, ...]
-    energy_j: float | None
+    units_per_s: float  # the median burst
+    samples: tuple[float, ...]  # units per second, a figure per burst
+    energy_j: float | None  # of one unit, by the counter of GPU 0; None: unknown
+    latency_ms: tuple[float, ...] = ()  # median time of a launch in its slot, a figure per burst; (): unknown
+    launches: int | None = None  # per slot and burst
+    segments: bool = False  # ordered by events of the host, since the driver refused one graph
+    machine: Machine = Machine()
 
     @property
     def key(self) -> str:
         """What the split goes by."""
         return f"{self.plan}:{self.depth}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether a plan's outputs were those of the unsplit unit, to the bit. `equal` None: the check was void."""
+
+    plan: str
+    lane: str
+    switches: int
+    equal: bool | None
+
+
+@dataclass(frozen=True)
+class Mutations:
+    """A plan broken on purpose, one fault a run: whether the outputs showed it."""
+
+    plan: str
+    lost_moves: tuple[bool, ...]
+    lost_waits: tuple[bool, ...]
+    controls: tuple[bool, ...]  # with the late producer of a lost wait and nothing lost: outputs unchanged
+
+
+@dataclass(frozen=True)
+class Journal:
+    """All of a unit's journal. Of equal lines the last counts; a plan once found unequal stays so."""
+
+    model: str
+    unit: str
+    measured: tuple[Measured, ...]
+    checks: tuple[Check, ...]
+    mutations: tuple[Mutations, ...]
+    point: Mapping[str, Any]  # what the unit was: batch, tokens, context ...; {} if the journal does not say
+    plain: Mapping[str, float]  # device -> units per second of the captured graph itself, one slot
 
 
 def journal_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -68,38 +119,92 @@ def journal_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]
 
 def read_journal(path: Path) -> list[Measured]:
     """Timed combinations of a replay's journal, the last of equal ones. InputError names the file and the line."""
-    session: dict[str, Any] = {}
-    placed: dict[str, tuple[str, ...]] = {}
-    found: dict[tuple[str, int], Measured] = {}
+    return list(read_whole(path).measured)
+
+
+def read_whole(path: Path) -> Journal:
+    """Everything in a replay's journal. InputError names the file and the line that no run writes."""
+    reader = _Reader(path.stem)
     for number, row in journal_lines(path, "replay's journal"):
         try:
-            kind = _text(row["kind"])
-            if kind == "session":
-                session = row
-            if "device_of" in row:
-                placed[_text(row["plan"])] = _devices(row["device_of"])
-            if kind == "timing":
-                m = _measured(path.stem, session, row, placed)
-                found[m.plan, m.depth] = m
+            reader.add(row)
         except (ValueError, KeyError, TypeError, OverflowError):
             raise InputError(f"{path_text(path)}: line {number} is no line of a replay's journal") from None
-    return [m for m in found.values() if m.units_per_s > 0 and math.isfinite(m.units_per_s)]
-
-
-def _measured(unit: str, session: dict[str, Any], row: dict[str, Any], placed: dict[str, tuple[str, ...]]) -> Measured:
-    """A line of kind "timing"; ValueError, KeyError or TypeError for what no run writes."""
-    rate, samples = _number(row["units_per_s"]), tuple(_number(x) for x in row["units_per_s_all"])
-    valid = rate > 0 and math.isfinite(rate)
-    if not samples or (valid and not all(1e-9 < x < 1e12 for x in (rate, *samples))):
-        raise ValueError(row["units_per_s_all"])
-    depth, energy = row["depth"], row["energy_j"]
-    if type(depth) is not int or not 1 <= depth <= MAX_DEPTH:
-        raise ValueError(depth)
-    plan = _text(row["plan"])
-    return Measured(
-        _text(session["model"]), unit, plan, _text(row["lane"]), placed[plan], depth, rate, samples,
-        None if energy is None else _number(energy),
+    return Journal(
+        reader.model, path.stem, tuple(reader.measured.values()), tuple(reader.checks.values()),
+        tuple(reader.mutations.values()), reader.point, reader.plain,
     )  # fmt: skip
+
+
+class _Reader:
+    """Lines one by one; ValueError, KeyError, TypeError or OverflowError for what no run writes."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit, self.model, self.machine = unit, "", Machine()
+        self.point: dict[str, Any] = {}
+        self.placed: dict[str, tuple[str, ...]] = {}
+        self.measured: dict[tuple[str, int], Measured] = {}
+        self.checks: dict[str, Check] = {}
+        self.mutations: dict[str, Mutations] = {}
+        self.plain: dict[str, float] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        kind = _text(row["kind"])
+        if "device_of" in row:
+            self.placed[_text(row["plan"])] = _devices(row["device_of"])
+        if kind == "session":
+            self.model, self.machine, self.point = _text(row["model"]), _machine(row), dict(row.get("unit", {}))
+        elif kind == "timing":
+            m = self._timing(row)
+            self.measured[m.plan, m.depth] = m
+        elif kind == "plain":
+            rate, _ = _rates(row)
+            self.plain[_text(row["plan"])] = rate
+        elif kind == "check":
+            found = self._check(row)
+            before = self.checks.get(found.plan)
+            if before is None or before.equal is not False:
+                self.checks[found.plan] = found
+        elif kind == "mutations":
+            plan = _text(row["plan"])
+            early = [(_flag(shows), _flag(control)) for _, shows, control in row["early"]]
+            lost = tuple(_flag(shows) for _, shows in row["lost"])
+            self.mutations[plan] = Mutations(plan, lost, tuple(s for s, _ in early), tuple(c for _, c in early))
+
+    def _timing(self, row: dict[str, Any]) -> Measured:
+        rate, samples = _rates(row)
+        plan = _text(row["plan"])
+        if not self.model:
+            raise KeyError("session")
+        latency = tuple(_within(x, *MS) for x in row["latency_ms_all"]) if "latency_ms_all" in row else ()
+        return Measured(
+            self.model, self.unit, plan, _text(row["lane"]), self.placed[plan], _whole(row["depth"], MAX_DEPTH), rate,
+            samples, None if row["energy_j"] is None else _within(row["energy_j"], *JOULES), latency,
+            _whole(row["launches"], MAX_LAUNCHES) if "launches" in row else None,
+            _flag(row.get("segments", False)), self.machine,
+        )  # fmt: skip
+
+    def _check(self, row: dict[str, Any]) -> Check:
+        plan = _text(row["plan"])
+        device_of = self.placed[plan]
+        equal = None if "void" in row else _flag(row["equal"])
+        return Check(plan, _text(row["lane"]), sum(a != b for a, b in itertools.pairwise(device_of)), equal)
+
+
+def _machine(row: dict[str, Any]) -> Machine:
+    machine, devices = row.get("machine", {}), row.get("devices", {})
+    named = {k: _text(machine[k]) for k in ("gpu", "driver", "torch") if k in machine}
+    gpu_of = {_text(d): _whole(x["gpu"], MAX_GPUS, 0) for d, x in devices.items()}
+    return Machine(**named, gpu_of=gpu_of, sms={d: _whole(x["sms"], MAX_SMS) for d, x in devices.items()})
+
+
+def _rates(row: dict[str, Any]) -> tuple[float, tuple[float, ...]]:
+    """The median burst and all bursts, in units per second."""
+    samples = tuple(_within(x, *PER_S) for x in row["units_per_s_all"])
+    rate = _within(row["units_per_s"], *PER_S)
+    if not min(samples) * (1 - 1e-9) <= rate <= max(samples) * (1 + 1e-9):
+        raise ValueError(rate)
+    return rate, samples
 
 
 def _devices(runs: Any) -> tuple[str, ...]:
@@ -117,10 +222,29 @@ def _text(value: Any) -> str:
     return value
 
 
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(value)
+    return value
+
+
 def _number(value: Any) -> float:
     if type(value) not in (int, float):
         raise TypeError(value)
     return float(value)
+
+
+def _within(value: Any, low: float, high: float) -> float:
+    number = _number(value)
+    if not low < number < high:  # nor NaN
+        raise ValueError(value)
+    return number
+
+
+def _whole(value: Any, most: int, least: int = 1) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(value)
+    return value
 
 
 def read_hop(path: Path) -> Hop:

@@ -125,12 +125,11 @@ def test_journals_with_half_a_last_line_and_with_damage(tmp_path: Path) -> None:
             read_journal(journal(tmp_path, [SESSION, bad, timing("p", "aab", 1, 90.0)]))
     with pytest.raises(InputError, match="no such replay's journal"):
         read_journal(tmp_path / "none.jsonl")
-    assert read_journal(journal(tmp_path, [SESSION, timing("p", "aab", 1, float("nan"))])) == []
     (tmp_path / "links").mkdir()
     links = journal(tmp_path / "links", [{"kind": "link", "link": {"latency_ns": 5000, "gbs": 300}}])
     assert read_hop(links) == Hop(5000.0, 300.0)
-    with pytest.raises(InputError, match=r"no measured link|no journal"):
-        read_hop(good)
+    with pytest.raises(InputError, match="no measured link"):
+        read_hop(journal(tmp_path, [SESSION, timing("p", "aab", 1, 90.0)]))
 
 
 @pytest.mark.quick
@@ -182,6 +181,9 @@ BASE = timing("p", "aab", 1, 1e5)
     {"depth": 0}, {"depth": -3}, {"depth": 10**9}, {"depth": 1.5}, {"depth": float("inf")}, {"depth": "1"},
     {"depth": [1]}, {"depth": True}, {"units_per_s": 10**400}, {"units_per_s": "1e5"}, {"units_per_s": True},
     {"units_per_s": 1e308}, {"units_per_s_all": []}, {"units_per_s_all": [float("nan")]}, {"units_per_s_all": [-1.0]},
+    {"units_per_s": float("nan")}, {"units_per_s": 2e5}, {"units_per_s_all": [1e300]}, {"units_per_s_all": None},
+    {"latency_ms_all": [-1.0]}, {"latency_ms_all": [float("nan")]}, {"latency_ms_all": 5.0}, {"launches": 0},
+    {"launches": 10**300}, {"segments": 1}, {"energy_j": 0.0}, {"energy_j": -1.0}, {"energy_j": float("inf")},
     {"device_of": [["a", 10**12]]}, {"device_of": [["a", -1]]}, {"device_of": [[["a"], 3]]}, {"device_of": {"a3": 1}},
     {"device_of": [[1, 3]]}, {"lane": None}, {"lane": 5}, {"lane": "\x1b[31m"}, {"lane": "\ud800"}, {"plan": ["x"]},
     {"plan": 5}, {"energy_j": "hot"},
