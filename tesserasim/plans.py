@@ -64,7 +64,7 @@ class Plan:
     objective_us: float | None = None  # time per request by the closed form
     bound_us: float | None = None  # proven lower limit of objective_us, free communication excluded
     gap: float | None = None
-    limited_by: str = ""  # what stopped a larger (B, d): "memory of L40S", "max_seqs", "grid", "throughput"
+    limited_by: str = ""  # what stopped a larger (B, d): "memory of L40S", "max_seqs", "grid", "given batch"
     prediction: Mapping[str, float] = field(default_factory=dict)  # depth -> requests per second
     cut_bytes: int = 0  # per cohort
     switches: int = 0  # per cohort: changes of device along program order

@@ -240,7 +240,8 @@ def test_ratios_with_three_gpus() -> None:
     ("limits", "layers", "word"),
     [
         (Limits(max_seqs=64), 2, "max_seqs"), (Limits(latency_ms=500.0, max_seqs=10**6), 2, "latency"),
-        (Limits(batches=(1, 8)), 2, "grid"), (Limits(max_seqs=64), 6, "memory of A"),
+        (Limits(batches=(1, 8)), 2, "grid"), (Limits(batches=(8,)), 2, "given batch"),
+        (Limits(max_seqs=64), 6, "memory of A"),
     ],
 )  # fmt: skip
 def test_limited_by(limits: Limits, layers: int, word: str) -> None:

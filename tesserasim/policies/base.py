@@ -208,13 +208,15 @@ class Context:
         return f"no (B, d) of the grid has B * d <= {self.limits.in_flight}"
 
     def limited_by(self, chosen: Scored, scored: Sequence[Scored]) -> str:
-        """What stopped a larger (B, d): the limit of the best option that is faster, else grid or throughput."""
+        """What stopped a larger (B, d): the limit of the best option that is faster, else the batches to choose from."""
         if self.limits.in_flight is not None:
             short = chosen.in_flight < self.limits.in_flight
             return f"in flight {chosen.in_flight} of {self.limits.in_flight}" if short else "in flight"
         faster = [s for s in scored if s.blocked and s.per_s > chosen.per_s * (1 + TIE)]
         if faster:
             return max(faster, key=lambda s: s.per_s).blocked
+        if len(self.limits.batches) == 1:  # the user's choice, not the end of a grid
+            return "given batch"
         return "grid" if any(r.batch == max(self.limits.batches) for r in chosen.runs) else "throughput"
 
     def plan(self, policy: Policy, s: Scored, limited_by: str) -> Plan:
