@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tesserasim.trace.mix import Mix
 from tesserasim.trace.synthetic import DecoderShape, synthetic_image_mix, synthetic_mix
+
+#: A shell starts what runs in its background with interrupts ignored, and children inherit that: tests of Ctrl-C would
+#: wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Small enough that a whole cohort is a few hundred kernels.
 TINY = DecoderShape(layers=2, hidden=512, heads=8, kv_heads=2, head_dim=64, ffn=1024, vocab=2048)
