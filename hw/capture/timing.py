@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hw.capture.records import device_records, replays
 from hw.errors import HardwareError
 
 _REST_S = 0.25  # idle before each burst
@@ -22,7 +23,6 @@ _SETTLE_S = 0.1  # of uninterrupted replays at the start of each burst
 _BURST_S = 0.2  # measured part of a burst
 _ROUNDS = (2, 4)  # fewest and most rounds of bursts
 _TRIES = 3  # of a round whose profile is not usable
-_SPIN = "spin_kernel"  # the pause before a replay
 _AHEAD_CYCLES = 2_000_000  # about 1 ms: longer than the host takes to submit a graph of a thousand nodes
 
 
@@ -125,57 +125,43 @@ def profile_nodes(replay: Callable[[], None], types: Sequence[str], repeats: int
             torch.cuda._sleep(_AHEAD_CYCLES)
             replay()
         torch.cuda.synchronize()
-    rows = sorted(_device_rows(prof), key=lambda r: r[0])
-    if len(rows) < nodes * repeats:
-        often = Counter(r[2][:60] for r in rows).most_common(5)
-        raise HardwareError(f"the profiler saw {len(rows)} device records, expected {nodes} x {repeats}: {often}")
-    rows = in_node_order(rows, list(types) * repeats)
-    start = np.array([r[0] for r in rows], dtype=np.int64).reshape(repeats, nodes)
-    duration = np.array([r[1] for r in rows], dtype=np.int64).reshape(repeats, nodes)
-    names = [r[2] for r in rows]
-    for i in range(nodes, len(names)):
-        if names[i] != names[i % nodes]:
+    seen = device_records(prof)
+    found = replays(seen, types)
+    if len(found) < max(2, repeats // 2):
+        often = Counter(r.name[:60] for r in seen).most_common(5)
+        raise HardwareError(
+            f"the profiler saw {len(found)} whole replays of {repeats}, {len(seen)} records for {nodes} nodes: {often}"
+        )
+    names = [r.name for r in found[0]]
+    for i, replayed in enumerate(found):
+        k = next((k for k, r in enumerate(replayed) if r.name != names[k]), None)
+        if k is not None:
             raise HardwareError(
-                f"replays of one graph ran different kernels, so the profile is not usable: record {i % nodes} is "
-                f"{names[i % nodes][:60]} first and {names[i][:60]} in replay {i // nodes}"
+                f"replays of one graph ran different kernels, so the profile is not usable: record {k} is "
+                f"{names[k][:60]} first and {replayed[k].name[:60]} in replay {i}"
             )
+    stamps = np.array([[(r.start, r.duration) for r in g] for g in found], dtype=np.int64)
+    start, duration = stamps[:, :, 0], stamps[:, :, 1]
+    start = between_neighbours(start, duration, types)
     gap = np.zeros_like(start)
     gap[:, 1:] = start[:, 1:] - (start[:, :-1] + duration[:, :-1])
-    return NodeTimes(names[:nodes], duration, gap)
+    return NodeTimes(names, duration, gap)
 
 
-def in_node_order(rows: Sequence[tuple[int, int, str]], types: Sequence[str]) -> list[tuple[int, int, str]]:
-    """The last len(types) records (start, duration, name), sorted by start, in the order of nodes of these types.
+def between_neighbours(start: np.ndarray, duration: np.ndarray, types: Sequence[str]) -> np.ndarray:
+    """[replays, nodes] starts, those of sets and copies moved to where the kernels beside them leave room.
 
-    Sets and copies of a partition are stamped by another engine than kernels, and may seem to run long before or after
-    the kernel that they wait for: so each type is in order by itself. From the end, since the profiler may miss
-    records while it starts. Where a type has too few records (a driver may set memory by a kernel) all are taken as
-    they are stamped.
+    Another engine stamps them, and its stamps may lie outside of what the order of one stream allows.
     """
-    wanted = Counter(types)
-    queues = {kind: [r for r in rows if _type(r[2]) == kind][-count:] for kind, count in wanted.items()}
-    if any(len(queues[kind]) < count for kind, count in wanted.items()):
-        return list(rows[-len(types) :])
-    left = {kind: iter(queue) for kind, queue in queues.items()}
-    return [next(left[kind]) for kind in types]
-
-
-def _type(name: str) -> str:
-    return "memset" if name.startswith("Memset") else "memcpy" if name.startswith("Memcpy") else "kernel"
-
-
-def _device_rows(prof: Any) -> list[tuple[int, int, str]]:
-    rows = []
-    for e in prof.profiler.kineto_results.events():
-        if e.device_type() != torch.autograd.DeviceType.CUDA:
+    start = start.copy()
+    for k, kind in enumerate(types):
+        if kind == "kernel":
             continue
-        name = e.name()
-        if name.startswith(("ProfilerStep", "## ")) or e.duration_ns() <= 0:
-            continue
-        if _SPIN in name or "gpu_user_annotation" in name:
-            continue
-        rows.append((int(e.start_ns()), int(e.duration_ns()), name))
-    return rows
+        if k + 1 < len(types) and types[k + 1] == "kernel":
+            start[:, k] = np.minimum(start[:, k], start[:, k + 1] - duration[:, k])
+        if k > 0:
+            start[:, k] = np.maximum(start[:, k], start[:, k - 1] + duration[:, k - 1])
+    return start
 
 
 def percentiles(samples: Any) -> dict[str, int]:
