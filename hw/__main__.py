@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--random", type=_tries, default=20, help="random placements to run beside them (default: 20)")
     r.add_argument("--timed", type=_tries, help="random placements that are timed, too (default: all)")
     r.add_argument("--depth", type=_depths, default=(1,), help="slots to time every plan with, e.g. 1,2,4")
-    r.add_argument("--mutations", type=_tries, default=0, help="moves and waits to drop, one a run, on random plans")
+    r.add_argument("--mutations", type=_tries, default=0, help="moves, and as many waits, to drop, one a run")
     r.add_argument("--profile", action="store_true", help="measure kernel times on every device instead")
     r.add_argument("--links", action="store_true", help="measure hops between the first two devices instead")
     r.add_argument("--pairs", action="store_true", help="with --profile: also how kernels slow each other down")
@@ -187,7 +187,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "replay":
         import time
 
-        from hw.replay.run import Job, links, profile, replay
+        from hw.replay.profile import links, profile
+        from hw.replay.run import Job, replay
 
         job = Job(
             args.model, tuple(u for u in args.units.split(",") if u), args.sms, tuple(Path(p) for p in args.plan),

@@ -194,8 +194,9 @@ class _Reader:
 def _machine(row: dict[str, Any]) -> Machine:
     machine, devices = row.get("machine", {}), row.get("devices", {})
     named = {k: _text(machine[k]) for k in ("gpu", "driver", "torch") if k in machine}
-    gpu_of = {_text(d): _whole(x["gpu"], MAX_GPUS, 0) for d, x in devices.items()}
-    return Machine(**named, gpu_of=gpu_of, sms={d: _whole(x["sms"], MAX_SMS) for d, x in devices.items()})
+    parts = {_text(d): x for d, x in devices.items() if not isinstance(x, str)}  # a string: a device of torch
+    gpu_of = {d: _whole(x["gpu"], MAX_GPUS, 0) for d, x in parts.items()}
+    return Machine(**named, gpu_of=gpu_of, sms={d: _whole(x["sms"], MAX_SMS) for d, x in parts.items()})
 
 
 def _rates(row: dict[str, Any]) -> tuple[float, tuple[float, ...]]:

@@ -137,7 +137,8 @@ FACTS = {"model": "toy", "unit": {"batch": 2}, "devices": {"a": "cpu", "b": "cpu
 def test_half_a_line_is_cut_off_before_the_next(tmp_path: Path) -> None:
     """A run that was killed while it wrote goes on in a journal that validate reads."""
     path = tmp_path / "u.jsonl"
-    Journal(path, FACTS).add({"kind": "check", "plan": "p", "equal": False})
+    placed = {"lane": "random-0-1", "device_of": [["a", 2], ["b", 1]]}
+    Journal(path, FACTS).add({"kind": "check", "plan": "p", "equal": False, **placed})
     for half in (b'{"kind": "che', b'{"kind": "check", "plan": "q"}', b'{"kind": "caf\xc3'):
         path.write_bytes(path.read_bytes() + half)
         again = Journal(path, FACTS)

@@ -116,10 +116,9 @@ def main() -> int:
     models = ["", *dict.fromkeys(m for m, _ in UNITS)]
     parser.add_argument("--only", default="", choices=models, metavar="MODEL", help="one model")
     parser.add_argument("--random", type=count, default=20, help="random placements a unit (default: 20)")
-    parser.add_argument("--timed", type=count, default=6, help="of these, how many are timed, too (default: 6)")
-    parser.add_argument(
-        "--mutations", type=count, default=1, help="moves and waits to drop per random placement (default: 1)"
-    )
+    parser.add_argument("--timed", type=count, default=4, help="of these, how many are timed, too (default: 4)")
+    parser.add_argument("--mutations", type=count, default=6, help="moves, and as many waits, to drop (default: 6)")
+    parser.add_argument("--unit-s", type=seconds, default=float("inf"), help="replay no unit for longer")
     parser.add_argument("--dry-run", action="store_true", help="print the steps")
     options = parser.parse_args()
     started = time.monotonic()
@@ -145,7 +144,8 @@ def main() -> int:
             break
         expanded = [x for word in step for x in _plans(word)]
         if step[3] == "replay":
-            expanded += ["--limit-s", f"{left:.0f}"]
+            most = left if "--profile" in step else min(left, options.unit_s)
+            expanded += ["--limit-s", f"{most:.0f}"]
         begun = time.monotonic()
         failed += subprocess.run(expanded, check=False).returncode != 0
         print(f"{time.monotonic() - begun:.1f} s: {' '.join(step[2:6])} {step[-1]}", file=sys.stderr, flush=True)

@@ -128,9 +128,11 @@ def profile_nodes(replay: Callable[[], None], types: Sequence[str], repeats: int
     seen = device_records(prof)
     found = replays(seen, types)
     if len(found) < max(2, repeats // 2):
-        often = Counter(r.name[:60] for r in seen).most_common(5)
+        often = Counter(r.name[:60] for r in seen).most_common(3)
+        sizes = Counter(Counter(r.launch for r in seen).values()).most_common(4)  # of launches
         raise HardwareError(
-            f"the profiler saw {len(found)} whole replays of {repeats}, {len(seen)} records for {nodes} nodes: {often}"
+            f"the profiler saw {len(found)} whole replays of {repeats} ({nodes} nodes each): {len(seen)} records, "
+            f"launches by their records {sizes}, mostly {often}"
         )
     names = [r.name for r in found[0]]
     for i, replayed in enumerate(found):

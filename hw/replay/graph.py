@@ -134,7 +134,7 @@ def bytes_of(value: Any) -> bytes:
 class SplitGraph:
     """An executable of `steps`. `rows`: where the deltas of a state lie, by buffer.
 
-    `lost`: moves that are left out; `early`: (launch, move) waits that are left out; `late`: launches that a kernel
+    `lost`: moves that are left out; `early`: (launch, move) waits that are left out; `late`: steps that a kernel
     spinning for a while, `spin`, comes before. These make a run wrong on purpose, or give it time to go wrong.
     """
 
@@ -149,8 +149,9 @@ class SplitGraph:
         for i, (step, needs) in enumerate(zip(steps, order(steps, arenas), strict=True)):
             found = [node for j in needs if (i, j) not in early for node in made[j]]
             after = list({int(node): node for node in found}.values())  # a lost move stands for what it waits for
-            if i in late and isinstance(step, Launch):
-                after = [nodes.add(self.graph, spin, after, step.device)]
+            if i in late:
+                where = step.device if isinstance(step, Launch) else step.source
+                after = [nodes.add(self.graph, spin, after, where)]
             made.append(after if i in lost else nodes.step(self.graph, step, after))
         self.executable = call(cuda.cuGraphInstantiate(self.graph, 0), "cuGraphInstantiate")
 

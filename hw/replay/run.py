@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from hw.capture.run import capture_unit, machine
+from hw.capture.run import machine
 from hw.errors import HardwareError
 from hw.journals import MAX_JOURNAL_BYTES
 from hw.partition import Partition, split, whole
@@ -31,14 +31,16 @@ from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim.errors import InputError
 from tesserasim.files import did_you_mean, path_text, read_bytes, shown
 from tesserasim.plans import ANY_SITE, Lane, read_plan
-from tesserasim.trace.model import Trace
 from tesserasim.writing import naming
 
 SWITCHES = (1, 10, 100, 4, 16, 32, 64, 8)
 
 
+_BEGUN = time.monotonic()
+
+
 def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(f"{time.monotonic() - _BEGUN:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Job:
     plans: tuple[Path, ...]
     random: int
     depths: tuple[int, ...]
-    mutations: int
+    mutations: int  # moves, and as many waits, that are dropped over all random placements of a unit
     out: Path
     deadline: float
     seed: int = 0
@@ -95,6 +97,7 @@ class Journal:
         self.done = {(r["kind"], r.get("plan"), r.get("depth")) for r in rows}
         #: Plans that a run before this one found unequal: they stay so.
         self.unequal = {r.get("plan") for r in rows if r["kind"] == "check" and not r.get("equal")}
+        self.mutated = sum(map(_mutated, rows))  # waits that were dropped
         self.add({"kind": "session", **facts})
 
     def _read(self) -> list[dict[str, Any]]:
@@ -114,6 +117,12 @@ class Journal:
         with naming(self.path), self.path.open("a", encoding="utf-8") as f:
             f.write(json.dumps(row, sort_keys=True) + "\n")
         self.done.add((row["kind"], row.get("plan"), row.get("depth")))
+        self.mutated += _mutated(row)
+
+
+def _mutated(row: Mapping[str, Any]) -> int:
+    early = row.get("early")
+    return len(early) if row["kind"] == "mutations" and isinstance(early, list) else 0
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -295,19 +304,35 @@ def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) 
             if why:
                 log(f"  {why}: no placement can be checked")
                 return 1
-        report = session.check(device_of, seed, want)
+        facts = {"plan": key, "lane": lane.name, "seed": seed}
+        with _last_words(journal, {"kind": "check", **facts, "equal": False, "device_of": _runs(device_of)}):
+            report = session.check(device_of, seed, want)
         failed += not report["equal"]
-        facts = {"kind": "check", "plan": key, "lane": lane.name, "seed": seed, "device_of": _runs(device_of)}
-        journal.add({**facts, **report})
+        journal.add({"kind": "check", **facts, "device_of": _runs(device_of), **report})
         log(f"  {lane.name}: equal {report['equal']}, {report['switches']} switches, {report['moved_bytes']} B moved")
-        wanted = job.mutations and lane.name.startswith("random") and report["moves"] >= 8
-        if wanted and report["equal"] and not journal.has("mutations", key):
+        if not report["equal"]:
+            log(f"  {report['wrong']}, NaN {report['nan']}, again {report['again']}")
+        wanted = max(0, min(-(-job.mutations // max(1, job.random)), job.mutations - journal.mutated))
+        if not wanted or not lane.name.startswith("random") or report["moves"] < 8 or not report["equal"]:
+            continue
+        if not journal.has("mutations", key):
             rng = random.Random(f"{job.seed} {key}")
-            found = session.mutate(device_of, seed, want, job.mutations, rng)
+            with _last_words(journal, {"kind": "mutations", **facts, "lost": [], "early": []}):
+                found = session.mutate(device_of, seed, want, wanted, rng)
             journal.add({"kind": "mutations", "plan": key, "lane": lane.name, **found})
             log(f"  {lane.name}: {sum(x[1] for x in found['lost'])} of {len(found['lost'])} lost moves and "
                 f"{sum(x[1] for x in found['early'])} of {len(found['early'])} lost waits show")  # fmt: skip
     return failed
+
+
+@contextmanager
+def _last_words(journal: Journal, row: Mapping[str, Any]) -> Iterator[None]:
+    """A fault of the GPU ends the process: the row says where, so that the next call does not run into it again."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        journal.add({**row, "fault": (str(error).splitlines() or [""])[0][:200]})
+        raise
 
 
 def _why_unstable(session: Session, seed: int) -> str:
@@ -322,62 +347,3 @@ def _why_unstable(session: Session, seed: int) -> str:
 def _runs(device_of: Sequence[str]) -> list[list[Any]]:
     """Device of every kernel as runs of [device, count]."""
     return [[d, len(list(g))] for d, g in itertools.groupby(device_of)]
-
-
-def links(job: Job) -> int:
-    """Hops between the first two devices: a line of `out`/links.jsonl."""
-    from hw.replay.links import measure
-
-    parts, info = devices(job.sms), machine()
-    journal = Journal(job.out / "links.jsonl", {"machine": info})
-    found = measure(parts[0], parts[1])
-    journal.add({**found, "sms": [p.sms for p in parts]})
-    log(f"link {found['link']}")
-    return 0
-
-
-def profile(job: Job) -> int:
-    """Kernel times of units on every device, as traces under `out`/profile/<device>/<model>; with `job.pairs` also
-    how their kernels slow each other down, under `out`/pairs/<model>."""
-    parts, workload, info = devices(job.sms), load_workload(job.model), machine()
-    for unit in chosen_units(job, workload):
-        with repeatable(unit):
-            traces = [_profiled(job, workload, unit, p, info) for p in parts if not job.late]
-            if job.pairs and len(traces) == len(parts) and not job.late:
-                _pairs(job, workload, unit, parts, traces[0], info)
-    return 0
-
-
-def _profiled(job: Job, workload: Workload, unit: UnitSpec, part: Partition, info: Mapping[str, Any]) -> Trace:
-    """The unit's trace on one device, from disk if it is there."""
-    from hw.capture.assemble import assemble
-    from tesserasim.trace.parquet import read_trace, write_trace
-
-    path = job.out / "profile" / part.name / workload.name / f"{unit.file_stem}.parquet"
-    gpu = f"{info['gpu']}/{part.sms}sm"
-    if path.exists():
-        kept = read_trace(path)
-        if kept.meta.gpu != gpu:
-            raise HardwareError(f"{path}: measured on {kept.meta.gpu}, not on {gpu}; give another --out")
-        return kept
-    captured = capture_unit(workload, unit, stream=part.stream())
-    trace = assemble(workload, captured, {**info, "gpu": gpu})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_trace(trace, path)
-    log(f"{workload.name} {unit.file_stem} on {part.name} ({part.sms} SMs): {captured.e2e_ns['median'] / 1e6:.3f} ms")
-    return trace
-
-
-def _pairs(
-    job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partition], trace: Trace, info: Mapping[str, Any]
-) -> None:
-    from hw.replay.pairs import measure
-
-    path = job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl"
-    if path.exists():
-        return
-    rows = measure(Session(workload, unit, parts), [k.duration_ns for k in trace.kernels])
-    journal = Journal(path, {"machine": info, "sms": [p.sms for p in parts], "model": workload.name})
-    for row in rows:
-        journal.add(row)
-    log(f"{workload.name} {unit.file_stem}: {len(rows)} pairs")

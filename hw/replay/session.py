@@ -18,16 +18,18 @@ from hw.partition import Partition
 from hw.power import EnergyMeter, joules
 from hw.replay.arena import Arena, capture_arena, differences, handles
 from hw.replay.contents import bytes_at, delta_rows, differing, fill, gather, holds_nan, mark, poison
-from hw.replay.cut import NEXT, Launch, Move, Step, brought, cut, remains
+from hw.replay.cut import Move, Step, brought, cut, remains
 from hw.replay.graph import SplitGraph
-from hw.replay.order import implied, order
+from hw.replay.mutate import mutants
+from hw.replay.order import order
 from hw.replay.segments import SegmentRun
 from hw.workloads.base import UnitSpec, Workload
 from tesserasim.deps.graph import unit_flow
 from tesserasim.plans import Lane
 from tesserasim.trace.model import Trace
 
-_SPIN_CYCLES = 4_000_000  # about 2 ms
+_CYCLES_PER_S = 2_000_000_000  # about
+_SPIN_CYCLES = _CYCLES_PER_S // 500  # 2 ms
 _AHEAD_CYCLES = 2_000_000
 _SETTLE_S, _REST_S = 0.15, 0.05
 
@@ -60,6 +62,7 @@ class Session:
         self.pinned: dict[str, str] = {}  # site -> why it must stay on the first device
         self.refused = ""  # why the driver would not take one graph over the devices
         self._spins: dict[str, Any] = {}
+        self._unit_s = 0.0  # of the last unsplit run, about
         self.deepen(depth)
 
     def deepen(self, depth: int) -> None:
@@ -131,9 +134,11 @@ class Session:
         device_of = [home] * len(self.trace.kernels)
         self.prepare(device_of, seed)
         arena = self._ready(self.slots[0][home])
+        begun = time.monotonic()
         with torch.cuda.stream(arena.graphed.stream):
             arena.graphed.graph.replay()
         torch.cuda.synchronize()
+        self._unit_s = time.monotonic() - begun
         return gather(self.slots[0], remains(self.trace, device_of), self.rows)
 
     def _ready(self, arena: Arena) -> Arena:
@@ -172,52 +177,61 @@ class Session:
         return out
 
     def check(self, device_of: Sequence[str], seed: int, want: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """Whether a placement gives `want` to the bit, and what it moved."""
+        """Whether a placement gives `want` to the bit, and what it moved. If not, whether it does when run again."""
         got = self.outputs(device_of, seed)
         wrong = differing(got, want)
         steps = cut(self.trace, device_of, carry=True)
         moves = [s for s in steps if isinstance(s, Move)]
-        return {
+        report: dict[str, Any] = {
             "equal": not wrong, "outputs": len(want), "wrong_outputs": wrong[:8], "nan": holds_nan(got, seed),
             "moves": len(moves), "moved_bytes": sum(m.nbytes for m in moves),
             "switches": sum(a != b for a, b in itertools.pairwise(device_of)),
             "kernels": {p.name: sum(d == p.name for d in device_of) for p in self.partitions},
         }  # fmt: skip
+        if wrong:
+            left = remains(self.trace, device_of)
+            report["wrong"] = [self.trace.buffers[left[i].buffer].name for i in wrong[:4]]
+            report["again"] = [not differing(self.outputs(device_of, seed), want) for _ in range(3)]
+        return report
 
     def mutate(
         self, device_of: Sequence[str], seed: int, want: Sequence[torch.Tensor], count: int, rng: random.Random
     ) -> dict[str, Any]:
-        """Drop `count` moves, then `count` waits (with a late producer), one a run: how often the output differs."""
+        """Drop `count` moves, then `count` waits (with a pause before the producer), one a run: whether the output
+        differs, and for waits whether it is right with the pause alone.
+
+        A wait whose moves can be lost without a trace is counted as `unobserved`: its bytes steer no output.
+        """
         steps = cut(self.trace, device_of, carry=True)
-        moves = [i for i, m in _moves(steps) if m.before != NEXT]
-        at = {(s.kernel, s.device): i for i, s in enumerate(steps) if isinstance(s, Launch)}
-        report: dict[str, Any] = {"lost": [], "early": [], "implied": 0}
-        for i in rng.sample(moves, min(count, len(moves))):
-            got = self.outputs(device_of, seed, lost={i})
-            report["lost"].append([i, bool(differing(got, want))])
-        needs = order(steps, self.slots[0])
-        waited = {i: (at[m.before, m.target], _gone(steps, m)) for i, m in _moves(steps) if m.before != NEXT}
-        # A wait that others imply is no loss: a later wait of the same reader, or the order of one direction.
-        bare = [i for i, (reader, gone) in waited.items() if not implied(needs, reader, i, gone)]
-        report["implied"] = len(waited) - len(bare)
-        for i in rng.sample(bare, min(count, len(bare))):
-            reader, gone = waited[i]
-            move = steps[i]
-            assert isinstance(move, Move)
-            spin = {"late": {at[move.after, move.source]}, "spin": self.spin(move.source)}
-            control = self.outputs(device_of, seed, **spin)
-            got = self.outputs(device_of, seed, early={(reader, j) for j in gone}, **spin)
-            report["early"].append([i, bool(differing(got, want)), not differing(control, want)])
+        arenas = self.slots[0]
+        found = mutants(
+            steps, order(steps, arenas), lambda m: arenas[m.target].address(m.buffer) in arenas[m.target].integers
+        )
+        report: dict[str, Any] = {
+            "lost": [], "early": [], "implied": found.implied, "integers": found.integers, "unobserved": 0,
+        }  # fmt: skip
+        for i in rng.sample(found.moves, min(count, len(found.moves))):
+            report["lost"].append([i, bool(differing(self.outputs(device_of, seed, lost={i}), want))])
+        for w in rng.sample(found.waits, min(count, len(found.waits))):
+            step = steps[w.late]
+            pause = {"late": {w.late}, "spin": self.spin(step.source if isinstance(step, Move) else step.device)}
+            control = not differing(self.outputs(device_of, seed, **pause), want)
+            got = self.outputs(device_of, seed, early={(w.reader, j) for j in w.gone}, **pause)
+            shows = bool(differing(got, want))
+            if not shows and not differing(self.outputs(device_of, seed, lost=w.gone), want):
+                report["unobserved"] += 1
+                continue
+            report["early"].append([w.move, shows, control])
         return report
 
     def spin(self, device: str) -> Any:
-        """A node that keeps one thread of a device busy for about 2 ms."""
+        """A node that keeps one thread of a device busy: 2 ms, or longer than a unit takes where that is more."""
         if device not in self._spins:
             stream = next(p for p in self.partitions if p.name == device).stream()
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.stream(stream):
                 graph.capture_begin()
-                torch.cuda._sleep(_SPIN_CYCLES)
+                torch.cuda._sleep(max(_SPIN_CYCLES, int(self._unit_s * 2 * _CYCLES_PER_S)))
                 graph.capture_end()
             self._spins[device] = (graph, stream, handles(graph)[0])
         return self._spins[device][2]
@@ -278,15 +292,6 @@ class Session:
         units = bursts * len(graphs) * launches
         per_unit = energy / units if energy is not None else None
         return Timing(len(graphs), launches, tuple(rates), tuple(latencies), per_unit)
-
-
-def _moves(steps: Sequence[Step]) -> list[tuple[int, Move]]:
-    return [(i, s) for i, s in enumerate(steps) if isinstance(s, Move)]
-
-
-def _gone(steps: Sequence[Step], move: Move) -> set[int]:
-    """All moves that the reader of `move` waits for."""
-    return {j for j, m in _moves(steps) if (m.before, m.target) == (move.before, move.target)}
 
 
 class _Plain:

@@ -1,0 +1,73 @@
+"""`python -m hw replay --profile` and `--links`: what the devices are like, before plans run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hw.capture.run import capture_unit, machine
+from hw.errors import HardwareError
+from hw.partition import Partition
+from hw.replay.run import Job, Journal, chosen_units, devices, log, repeatable
+from hw.replay.session import Session
+from hw.workloads import UnitSpec, Workload, load_workload
+from tesserasim.trace.model import Trace
+
+
+def links(job: Job) -> int:
+    """Hops between the first two devices: a line of `out`/links.jsonl."""
+    from hw.replay.links import measure
+
+    parts, info = devices(job.sms), machine()
+    journal = Journal(job.out / "links.jsonl", {"machine": info})
+    found = measure(parts[0], parts[1])
+    journal.add({**found, "sms": [p.sms for p in parts]})
+    log(f"link {found['link']}")
+    return 0
+
+
+def profile(job: Job) -> int:
+    """Kernel times of units on every device, as traces under `out`/profile/<device>/<model>; with `job.pairs` also
+    how their kernels slow each other down, under `out`/pairs/<model>."""
+    parts, workload, info = devices(job.sms), load_workload(job.model), machine()
+    for unit in chosen_units(job, workload):
+        with repeatable(unit):
+            traces = [_profiled(job, workload, unit, p, info) for p in parts if not job.late]
+            if job.pairs and len(traces) == len(parts) and not job.late:
+                _pairs(job, workload, unit, parts, traces[0], info)
+    return 0
+
+
+def _profiled(job: Job, workload: Workload, unit: UnitSpec, part: Partition, info: Mapping[str, Any]) -> Trace:
+    """The unit's trace on one device, from disk if it is there."""
+    from hw.capture.assemble import assemble
+    from tesserasim.trace.parquet import read_trace, write_trace
+
+    path = job.out / "profile" / part.name / workload.name / f"{unit.file_stem}.parquet"
+    gpu = f"{info['gpu']}/{part.sms}sm"
+    if path.exists():
+        kept = read_trace(path)
+        if kept.meta.gpu != gpu:
+            raise HardwareError(f"{path}: measured on {kept.meta.gpu}, not on {gpu}; give another --out")
+        return kept
+    captured = capture_unit(workload, unit, stream=part.stream())
+    trace = assemble(workload, captured, {**info, "gpu": gpu})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_trace(trace, path)
+    log(f"{workload.name} {unit.file_stem} on {part.name} ({part.sms} SMs): {captured.e2e_ns['median'] / 1e6:.3f} ms")
+    return trace
+
+
+def _pairs(
+    job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partition], trace: Trace, info: Mapping[str, Any]
+) -> None:
+    from hw.replay.pairs import measure
+
+    path = job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl"
+    if path.exists():
+        return
+    rows = measure(Session(workload, unit, parts), [k.duration_ns for k in trace.kernels])
+    journal = Journal(path, {"machine": info, "sms": [p.sms for p in parts], "model": workload.name})
+    for row in rows:
+        journal.add(row)
+    log(f"{workload.name} {unit.file_stem}: {len(rows)} pairs")
