@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from tesserasim import __version__
 from tesserasim.costs.command import add_costs
+from tesserasim.derive.command import add_derive
 from tesserasim.errors import InputError
 from tesserasim.terminal import BAD_INPUT, DONE, SOME_FAILED, outcome, put, say, takes_any_character
 
@@ -290,6 +291,7 @@ def parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_plan(commands)
     _add_files(commands)
+    add_derive(commands, _command, _print)
     add_costs(commands, _command, _Parser, _print)
     command = _command(commands, "gpus", _gpus, "the GPU types of the catalogue, with prices and sources")
     command.add_argument("--prices", default="median", metavar="P", help="median, min, max, paper or a file")
