@@ -23,7 +23,7 @@ def active(tokens: int, f: Experts) -> float:
 
 
 def experts_part(
-    u: Unit, form: Format, hidden: int, m: str, f: Experts, h: str, residual: tuple[str, ...] = ()
+    u: Unit, form: Format, hidden: int, m: str, f: Experts, h: str, tp: int, residual: tuple[str, ...] = ()
 ) -> str:
     """From the normed input `h` to the sum over the chosen experts and the residual."""
     rows, part = u.rows, "ffn"
@@ -36,10 +36,11 @@ def experts_part(
     columns = {"tokens": rows, "hidden": hidden, "inter": f.inter, "topk": f.topk, "experts": f.count}
     bits = {"bf16": 16.0, "fp8": 8.0, "mxfp4": 4.0}[form.expert]
     if form.expert == "mxfp4":  # that benchmark routes, too
-        whole = cost("mxfp4", without=(summed, u.costs[-1]), **columns)
+        whole = cost("mxfp4", (summed, u.costs[-1]), 2, **columns)
     else:
-        rest = {"skew": 0, "w_bits": bits, "a_bits": bits, "block": 0, "tp": 1, "ep": 1}
-        whole = cost("moe", without=(summed,), **columns, **rest)
+        rest = {"skew": 0, "w_bits": bits, "a_bits": bits, "block": 0, "tp": tp, "ep": 1}
+        columns["inter"] *= tp  # the benchmark names the whole width and its share
+        whole = cost("moe", (summed,), 2, **columns, **rest)
     up = _grouped(u, form, m, "up", f, [h, route], 2 * f.inter, hidden, rows * f.topk * f.inter * BF16, whole)
     down = _grouped(u, form, m, "down", f, [up, route], hidden, f.inter, wide, whole)
     more = [down, *residual]

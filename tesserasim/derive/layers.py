@@ -19,7 +19,7 @@ from tesserasim.derive.collectives import all_gather_us, all_reduce_us
 from tesserasim.derive.experts import experts_part
 from tesserasim.derive.mla import latent_part
 from tesserasim.derive.model import Attention, Dense, Model
-from tesserasim.derive.ops import linear, norm, pairs
+from tesserasim.derive.ops import launches, linear, norm, pairs
 from tesserasim.derive.shard import Format
 from tesserasim.derive.unit import BF16, Unit, cost
 
@@ -58,10 +58,10 @@ def decoder_unit(plan: Plan, phase: str, batch: int, tokens: int, context: int) 
         if isinstance(layer.ffn, Dense):
             made = _dense_part(u, plan, m, layer.ffn, h)
         elif plan.tp == 1:  # the sum over the chosen experts adds the residual in passing
-            x = experts_part(u, plan.format, model.hidden, m, layer.ffn, h, (x, y))
+            x = experts_part(u, plan.format, model.hidden, m, layer.ffn, h, 1, (x, y))
             continue
         else:
-            made = experts_part(u, plan.format, model.hidden, m, layer.ffn, h)
+            made = experts_part(u, plan.format, model.hidden, m, layer.ffn, h, plan.tp)
         made = all_reduce(u, plan, m, "ffn", made)
         x = u.kernel(m, "add", "elementwise", "ffn", reads=[x, y, made], out=wide,
                      shape={"elements": u.rows * model.hidden})  # fmt: skip
@@ -102,7 +102,8 @@ def _attend(u: Unit, m: str, a: Attention, q: str, k: str, v: str, sinks: list[s
     window = a.window if 0 < a.window < u.context else 0
     decode = u.phase == "decode"
     kind = "attention_decode" if decode else "attention_prefill"
-    what = cost(kind, **shape, window=window, q_bits=16, kv_bits=16, copies=COLD if decode else 1.0)
+    span = window or u.context
+    what = cost(kind, (), launches(u, a.kv_heads, span), **shape, window=window, q_bits=16, kv_bits=16, copies=COLD if decode else 1.0)
     if window:
         shape["window"] = window
     seen = u.batch * (min(window, u.context) if window and decode else u.context) * a.kv_per_token // 2

@@ -6,14 +6,14 @@ The cache holds, per token and layer, a latent of `kv_rank` and a rotary key of 
               back (W_UV); per head these are small matrices, one batched product each
     prefill   the latents are expanded to keys and values of every head; plain causal attention
 
-Its times are max-like sums of FLOPs at 80 % of the tensor rate and bytes at 85 % of the bandwidth, above the floor of
-an attention benchmark, as the mechanisms of tesserasim.costs are.
+Its times come from FLOPs at 80 % of the tensor rate and bytes at 85 % of the bandwidth, which overlap nearly, above the
+floor of its kernels, as the mechanisms of tesserasim.costs have it.
 """
 
 from __future__ import annotations
 
 from tesserasim.derive.model import Latent
-from tesserasim.derive.ops import linear, pairs
+from tesserasim.derive.ops import launches, linear, pairs
 from tesserasim.derive.shard import Format
 from tesserasim.derive.unit import BF16, Cost, Unit, cost
 
@@ -44,10 +44,9 @@ def latent_part(u: Unit, form: Format, hidden: int, m: str, a: Latent, h: str) -
     return linear(u, m, "wo", part, y, rows, hidden, a.heads * a.v_dim, form.linear, form)
 
 
-def _analytic(u: Unit, reads: list[str], out: int, flops: int, floor: str) -> Cost:
+def _analytic(u: Unit, reads: list[str], out: int, flops: int, kernels: int = 1) -> Cost:
     nbytes = sum(u.buffers[n].nbytes for n in reads) + out
-    return cost("analytic", flops=flops, nbytes=nbytes, attention=float(floor == "attention_decode"),
-                prefill=float(floor == "attention_prefill"))  # fmt: skip
+    return cost("analytic", (), kernels, flops=flops, nbytes=nbytes)
 
 
 def _batched(u: Unit, m: str, op: str, a: Latent, reads: list[str], k: int, n: int, out: int) -> str:
@@ -55,7 +54,7 @@ def _batched(u: Unit, m: str, op: str, a: Latent, reads: list[str], k: int, n: i
     flops = 2 * u.rows * a.heads * k * n
     return u.kernel(m, op, "gemm", "attention", reads=reads, out=out, flops=flops,
                     shape={"batch": a.heads, "m": u.rows, "n": n, "k": k},
-                    what=_analytic(u, reads, out, flops, "gemm"))  # fmt: skip
+                    what=_analytic(u, reads, out, flops))  # fmt: skip
 
 
 def _absorbed(u: Unit, m: str, a: Latent, q: str, cache: str, w_k: str, w_v: str, pairs: int) -> str:
@@ -65,7 +64,7 @@ def _absorbed(u: Unit, m: str, a: Latent, q: str, cache: str, w_k: str, w_v: str
     flops = 2 * pairs * a.heads * (a.latent + a.kv_rank)
     y = u.kernel(m, "attention", "attention_decode", "attention", reads=[q, cache], out=out, flops=flops,
                  shape={"batch": u.batch, "seq_q": 1, "seq_kv": u.context, "heads": a.heads},
-                 what=_analytic(u, [q, cache], out, flops, "attention_decode"))  # fmt: skip
+                 what=_analytic(u, [q, cache], out, flops, launches(u, 1, u.context)))  # fmt: skip
     return _batched(u, m, "bmm.w_uv", a, [y, w_v], a.kv_rank, a.v_dim, u.rows * a.heads * a.v_dim * BF16)
 
 
@@ -74,9 +73,9 @@ def _expanded(u: Unit, m: str, a: Latent, q: str, cache: str, w_k: str, w_v: str
     wide = keys * a.heads * (a.nope + a.v_dim) * BF16
     flops = 2 * keys * a.kv_rank * a.heads * (a.nope + a.v_dim)
     kv = u.kernel(m, "mm.wkv_b", "gemm", "attention", reads=[cache, w_k, w_v], out=wide, flops=flops,
-                  what=_analytic(u, [cache, w_k, w_v], wide, flops, "gemm"))  # fmt: skip
+                  what=_analytic(u, [cache, w_k, w_v], wide, flops))  # fmt: skip
     out = u.rows * a.heads * a.v_dim * BF16
     flops = 2 * pairs * a.heads * (a.qk_dim + a.v_dim)
     return u.kernel(m, "attention", "attention_prefill", "attention", reads=[q, kv, cache], out=out, flops=flops,
                     shape={"batch": u.batch, "seq_q": u.tokens, "seq_kv": u.context, "heads": a.heads},
-                    what=_analytic(u, [q, kv], out, flops, "attention_prefill"))  # fmt: skip
+                    what=_analytic(u, [q, kv], out, flops))  # fmt: skip

@@ -6,6 +6,9 @@ from tesserasim.costs.mechanisms import COLD
 from tesserasim.derive.shard import Format
 from tesserasim.derive.unit import BF16, Unit, cost
 
+#: Blocks of (sequence, KV head) that fill a large GPU (132 to 148 SMs), and keys that are not worth a split.
+FEW_BLOCKS, KEYS_OF_A_BLOCK = 128, 256
+
 
 def norm(u: Unit, hidden: int, m: str, part: str, number: int, *inputs: str) -> str:
     """RMS norm of the sum of the inputs."""
@@ -34,3 +37,8 @@ def pairs(u: Unit, window: int = 0) -> int:
     past = u.context - u.tokens
     ramp = min(u.tokens, max(span - past, 0))  # queries that see fewer keys than the span
     return u.batch * (past * ramp + ramp * (ramp + 1) // 2 + (u.tokens - ramp) * span)
+
+
+def launches(u: Unit, kv_heads: int, span: int) -> int:
+    """Kernels of an attention: two where few sequences leave the GPU idle, so that the keys are split and combined."""
+    return 2 if u.phase == "decode" and u.batch * kv_heads < FEW_BLOCKS and span > KEYS_OF_A_BLOCK else 1

@@ -48,6 +48,7 @@ class Options:
     prefill: tuple[int, ...] = PREFILL
     batches: tuple[int, ...] = BATCHES
     contexts: tuple[int, ...] = CONTEXTS
+    most_cached: int = MOST_CACHED  # tokens in the cache of a decode step, unless it is of the smallest batch
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def points(model: Model, options: Options) -> list[tuple[str, int, int, int]]:
     contexts = [c for c in sorted(options.contexts) if c <= model.positions] or [min(model.positions, MAX_TOKENS)]
     found = [("prefill", options.prefill_batch, t, t) for t in lengths]
     smallest = min(options.batches)
-    decode = [(b, c) for c in contexts for b in sorted(options.batches) if b == smallest or b * c <= MOST_CACHED]
+    decode = [(b, c) for c in contexts for b in sorted(options.batches) if b == smallest or b * c <= options.most_cached]
     return found + [("decode", b, 1, c) for b, c in decode]
 
 

@@ -20,17 +20,20 @@ ROW = 4096.0  # elements of a row, as sites of traces are translated (tesserasim
 class Cost:
     """What decides one kernel's time: a measured kind of tesserasim.costs with its shape, or a formula of `times`.
 
-    `share` of the operation's time is the kernel's, after what the operation holds besides (`without`) is taken off.
+    `share` of the operation's time is the kernel's, after what the operation holds besides (`without`) is taken off;
+    `kernels` are what the operation takes here, those of `without` apart.
     """
 
     kind: str  # gemm | attention_prefill | attention_decode | moe | elementwise | mxfp4 | analytic | collective
     columns: tuple[tuple[str, float], ...]
     share: float = 1.0
     without: tuple[Cost, ...] = ()
+    kernels: int = 1
 
 
-def cost(kind: str, share: float = 1.0, without: tuple[Cost, ...] = (), **columns: float) -> Cost:
-    return Cost(kind, tuple(sorted((k, float(v)) for k, v in columns.items())), share, without)
+def cost(kind: str, without: tuple[Cost, ...] = (), kernels: int = 1, **columns: float) -> Cost:
+    """A cost with its columns in a fixed order, so that equal ones are equal."""
+    return Cost(kind, tuple(sorted((k, float(v)) for k, v in columns.items())), 1.0, without, kernels)
 
 
 def bytes_cost(nbytes: float) -> Cost:
