@@ -135,8 +135,8 @@ def unpacking(table: Path) -> None:
         return float(np.sqrt(np.mean(np.log(mxfp4_us(x, figures, active, c) / measured) ** 2)))
 
     best = min(np.arange(0.0, 20.0, 0.25), key=left)
-    print(f"{len(rows)} published rows: {best:.2f} instructions per weight (used: {UNPACK}), log-sd left {left(best):.3f} "
-          f"(used: {UNPACK_SIGMA})")  # fmt: skip
+    print(f"{len(rows)} published rows: {best:.2f} instructions per weight (used: {UNPACK}), "
+          f"log-sd left {left(best):.3f} (used: {UNPACK_SIGMA})")  # fmt: skip
 
 
 def collectives(table: Path) -> None:

@@ -52,7 +52,8 @@ def decoder_unit(plan: Plan, phase: str, batch: int, tokens: int, context: int) 
         if isinstance(layer.attention, Attention):
             y = _attention_part(u, plan, m, layer.attention, x)
         else:
-            y = latent_part(u, plan.format, model.hidden, m, layer.attention, norm(u, model.hidden, m, "attention", 1, x))
+            h = norm(u, model.hidden, m, "attention", 1, x)
+            y = latent_part(u, plan.format, model.hidden, m, layer.attention, h)
         y = all_reduce(u, plan, m, "attention", y)
         h = norm(u, model.hidden, m, "ffn", 2, x, y)
         if isinstance(layer.ffn, Dense):
@@ -103,12 +104,14 @@ def _attend(u: Unit, m: str, a: Attention, q: str, k: str, v: str, sinks: list[s
     decode = u.phase == "decode"
     kind = "attention_decode" if decode else "attention_prefill"
     span = window or u.context
-    what = cost(kind, (), launches(u, a.kv_heads, span), **shape, window=window, q_bits=16, kv_bits=16, copies=COLD if decode else 1.0)
+    bits = {"q_bits": 16, "kv_bits": 16, "copies": COLD if decode else 1.0}
+    what = cost(kind, (), launches(u, a.kv_heads, span), **shape, window=window, **bits)
     if window:
         shape["window"] = window
     seen = u.batch * (min(window, u.context) if window and decode else u.context) * a.kv_per_token // 2
     return u.kernel(m, "attention", kind, "attention", reads=[q, *sinks], some={k: seen, v: seen},
-                    out=u.rows * a.q_width * BF16, flops=4 * pairs(u, window) * a.q_width, shape=shape, what=what)  # fmt: skip
+                    out=u.rows * a.q_width * BF16, flops=4 * pairs(u, window) * a.q_width,
+                    shape=shape, what=what)  # fmt: skip
 
 
 def _dense_part(u: Unit, plan: Plan, m: str, f: Dense, h: str) -> str:

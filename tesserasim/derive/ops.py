@@ -28,7 +28,8 @@ def linear(
     width = 8 if dtype == "fp8" else 16
     what = cost("gemm", m=rows, n=n, k=k, w_bits=width, a_bits=width, block=0, copies=COLD)
     return u.kernel(m, f"{'addmm' if bias else 'mm'}.{name}", "gemm", part, reads=reads, out=rows * n * BF16,
-                    flops=2 * rows * n * k, shape={"m": rows, "n": n, "k": k}, what=what, dtypes=(dtype, dtype))  # fmt: skip
+                    flops=2 * rows * n * k, shape={"m": rows, "n": n, "k": k}, what=what,
+                    dtypes=(dtype, dtype))  # fmt: skip
 
 
 def pairs(u: Unit, window: int = 0) -> int:

@@ -107,8 +107,8 @@ def points(model: Model, options: Options) -> list[tuple[str, int, int, int]]:
     contexts = [c for c in sorted(options.contexts) if c <= model.positions] or [min(model.positions, MAX_TOKENS)]
     found = [("prefill", options.prefill_batch, t, t) for t in lengths]
     smallest = min(options.batches)
-    decode = [(b, c) for c in contexts for b in sorted(options.batches) if b == smallest or b * c <= options.most_cached]
-    return found + [("decode", b, 1, c) for b, c in decode]
+    cells = [(b, c) for c in contexts for b in sorted(options.batches)]
+    return found + [("decode", b, 1, c) for b, c in cells if b == smallest or b * c <= options.most_cached]
 
 
 def _trace(u: Unit, times: ReferenceTimes, label: str, model: Model, tp: int) -> Trace:
@@ -182,8 +182,8 @@ def document(made: Derived, out: Path, files: Sequence[Path]) -> dict[str, Any]:
         "weight_bytes": weight_bytes(m, made.format), "weight_bytes_per_rank": weight_bytes(made.rank, made.format),
         "kv_bytes_per_token": m.kv_per_token, "kv_bytes_per_token_per_rank": made.rank.kv_per_token,
         "input_tokens": o.input_tokens, "output_tokens": o.output_tokens, "gap_ns": GAP_NS,
-        "collectives": made.link or None, "time_sources": sorted({s for t in made.traces for s in t.meta.extra["times"]}),
-        "units": units, "notes": list(made.notes),
+        "collectives": made.link or None, "units": units, "notes": list(made.notes),
+        "time_sources": sorted({s for t in made.traces for s in t.meta.extra["times"]}),
     }  # fmt: skip
 
 

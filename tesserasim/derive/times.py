@@ -32,8 +32,8 @@ from tesserasim.costs.shipped import shipped
 from tesserasim.costs.times import FloatArray
 from tesserasim.derive.unit import Cost
 
-#: Median gap between two kernels of a graph on an H200, over the captured units of traces/fit (decode-b4-c1024 and
-#: prefill-b1-t768 of Llama-3-8B), which serve to fit launch figures and which nothing derived is compared with.
+#: Median gap between two kernels of a graph on an H200, in the unit decode-b4-c1024 of traces/fit, which serves to fit
+#: launch figures and which nothing derived is compared with (its prefill has 336).
 GAP_NS = 368
 #: Shares of the peak rates that mechanisms reach, as in tesserasim.costs.mechanisms.Limits.prior.
 TENSOR, DRAM = 0.8, 0.85
