@@ -64,7 +64,7 @@ def derived(model: str, wanted: dict[tuple[str, int, int], Trace]) -> dict[tuple
         config = Path(folder) / f"{model}.json"
         config.write_text(CONFIGS[model])
         options = Options(
-            prefill=tuple(sorted({x for unit, _, x in wanted if unit == "prefill"})),
+            prefill=tuple(sorted({x for unit, _, x in wanted if unit == "prefill"})) or (256,),
             batches=tuple(sorted({b for unit, b, _ in wanted if unit == "decode"})),
             contexts=tuple(sorted({x for unit, _, x in wanted if unit == "decode"})),
             most_cached=max(b * x for unit, b, x in wanted if unit == "decode"),
