@@ -76,7 +76,12 @@ class _Channels:
                 raise InputError(f"cluster {self.cluster.name}: the plan sends from {a} to {b}, which have no link")
             self._index[src, dst] = len(self.made)
             rate, latency = round(link.gbps * 1e9 / 8), int(link.latency_us * 1000 + 0.5)
-            self.made.append(Channel(f"{a}->{b}", src, dst, rate, latency))
+            engine = None
+            if link.in_order:  # one for all directions inside of a GPU, else one per direction
+                dram = self.cluster.dram_of
+                engine = dram[src] if dram[src] == dram[dst] else len(dram) + len(self.made)
+            setup = int(link.setup_us * 1000 + 0.5)
+            self.made.append(Channel(f"{a}->{b}", src, dst, rate, latency, setup, engine))
         return self._index[src, dst]
 
     def within_ports(self) -> tuple[Channel, ...]:

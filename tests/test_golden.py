@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tesserasim.errors import InputError
 from tesserasim.sim.engine import run
 from tesserasim.sim.program import Channel, LaneProgram, Program, Send, StreamProgram
 
@@ -216,3 +217,40 @@ def test_cohorts_that_enter_together_are_ordered_by_slot(engine):
     result = run(one_lane(stream(0, [10]), depth=3), engine=engine, cohorts=6, timeline=True, check=True)
     assert [s.slot for s in result.timeline[:6]] == [0, 1, 2, 0, 1, 2]
     assert result.lanes[0].cohorts[:6] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("engine", "setup", "ends"), [(None, 0, [40, 50, 90, 100]), (0, 0, [40, 60, 80, 100]), (0, 2, [44, 68, 92, 116])]
+)
+def test_a_copy_engine_serves_cohorts_one_after_the_other(engine, setup, ends):
+    """A 10 ns on g0, 5 ns over, B 10 ns on g1, 5 ns back, C 10 ns on g0; two cohorts in flight.
+
+    With one engine for both directions the second cohort's first copy, ready at 20, waits for the first cohort's second
+    one (25 to 30): 30, B 35, back 45 to 50, C 50 to 60. Without it goes at once.
+    """
+    first = stream(0, [10, 10], waits={1: (1,)}, sends={0: (Send(0, 5, 0),)}, order=[0, 2])
+    second = stream(1, [10], waits={0: (0,)}, sends={0: (Send(1, 5, 1),)}, order=[1])
+    channels = [Channel("0>1", 0, 1, PER_NS, 0, setup, engine), Channel("1>0", 1, 0, PER_NS, 0, setup, engine)]
+    result = run(one_lane(first, second, depth=2, channels=channels, tokens=2), cohorts=4, check=True)
+    assert result.lanes[0].completion_ns[:4] == ends
+
+
+@pytest.mark.quick
+def test_copies_are_carried_in_the_order_of_their_readers():
+    """Both kernels of g0 send; g1 reads the second value first: the engine holds the first one back."""
+    first = stream(0, [10, 10], sends={0: (Send(0, 5, 0),), 1: (Send(0, 5, 1),)})
+    second = stream(1, [10, 10], waits={0: (1,), 1: (0,)}, order=[2, 3])
+    channel = Channel("0>1", 0, 1, PER_NS, 0, 0, 3)
+    result = run(one_lane(first, second, channels=[channel], tokens=2), cohorts=1, timeline=True, check=True)
+    transfers = [(s.token, s.start_ns) for s in result.timeline if s.kind == "transfer" and not s.cohort]
+    assert transfers == [(1, 20), (0, 25)] and result.lanes[0].completion_ns[0] == 45
+
+
+@pytest.mark.quick
+def test_the_fast_engine_refuses_copy_engines():
+    channel = Channel("0>1", 0, 1, PER_NS, 0, 0, 0)
+    program = one_lane(stream(0, [1]), channels=[channel])
+    with pytest.raises(InputError, match="copy engines"):
+        run(program, engine="fast")
+    assert run(program).engine == "simpy"

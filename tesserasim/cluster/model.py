@@ -88,6 +88,10 @@ class Link:
     latency_us: float
     kind: str = ""
     source: str = ""
+    setup_us: float = 0.0  # every transfer occupies the link for this long besides its bytes
+    #: copies of captured graphs: one copy engine a direction, or one for all devices of a DRAM, carries them in the
+    #: order in which their readers were launched, each holding up those behind until its producer has ended
+    in_order: bool = False
 
     @property
     def bytes_per_ns(self) -> float:
@@ -147,7 +151,8 @@ def cluster_hash(cluster: Cluster) -> str:
     """
 
     def figures(thing: GpuSpec | Link | Price) -> dict[str, object]:
-        return {k: v for k, v in asdict(thing).items() if k not in _PROSE}
+        rare = ("setup_us", "in_order")  # as below
+        return {k: v for k, v in asdict(thing).items() if k not in _PROSE and (v or k not in rare)}
 
     content: dict[str, object] = {
         "devices": [[d.id, figures(d.gpu)] for d in cluster.devices],

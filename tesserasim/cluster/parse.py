@@ -43,7 +43,7 @@ MAX_DEVICES = 64  # every pair gets a link, and planners are made for a handful 
 MIN_GBPS, MAX_GBPS = 0.01, 100_000.0
 MAX_LATENCY_US = 1_000_000.0
 _TOML_KEYS = frozenset({"name", "devices", "link", "links", "nic_gbps", "prices", "dram_domains", "sms"})
-_LINK_KEYS = frozenset({"a", "b", "kind", "gbps", "latency_us"})
+_LINK_KEYS = frozenset({"a", "b", "kind", "gbps", "latency_us", "setup_us", "in_order"})
 _NUMBER = r"[+-]?(?:[0-9][0-9.]*(?:e[+-]?[0-9]+)?|\.[0-9]+|nan|inf(?:inity)?)"
 
 
@@ -272,9 +272,14 @@ def _stated(link: Link, row: Mapping[str, Any], where: str) -> Link:
     latency = row.get("latency_us", link.latency_us)
     if not 0 <= _number(latency) <= MAX_LATENCY_US:
         raise InputError(f"{where}: {shown(latency)} is not a latency in us (0 to {MAX_LATENCY_US:g})")
-    stated = [k for k in ("gbps", "latency_us") if k in row]
+    setup, in_order = row.get("setup_us", link.setup_us), row.get("in_order", link.in_order)
+    if not 0 <= _number(setup) <= MAX_LATENCY_US:
+        raise InputError(f"{where}: {shown(setup)} is not a setup in us (0 to {MAX_LATENCY_US:g})")
+    if not isinstance(in_order, bool):
+        raise InputError(f"{where}: in_order is true or false, not {shown(in_order)}")
+    stated = [k for k in ("gbps", "latency_us", "setup_us", "in_order") if k in row]
     source = f"stated: {', '.join(stated)}; else {link.source}" if stated else link.source
-    return Link(link.a, link.b, gbps, float(latency), link.kind, source)
+    return Link(link.a, link.b, gbps, float(latency), link.kind, source, float(setup), in_order)
 
 
 def _known(device: Any, ids: set[str], where: str) -> str:

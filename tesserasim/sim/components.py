@@ -23,14 +23,18 @@ def grouped(used: Iterable[Set[Hashable]]) -> list[list[int]]:
 
 
 def components(program: Program) -> list[list[int]]:
-    """Lanes grouped so that lanes of different groups share no device and no channel, nor a DRAM of shared devices;
-    in lane order."""
-    used = []
+    """Lanes grouped so that lanes of different groups share no device, channel or copy engine, nor a DRAM of shared
+    devices; in lane order."""
+    used: list[set[Hashable]] = []
     for lane in program.lanes:
         devices = {s.device for s in lane.streams if s.duration}
+        engines: set[Hashable] = set()
         for s in lane.streams:
             for sends in s.sends:
                 if sends:
-                    devices.update(program.channels[x.channel].dst for x in sends)
-        used.append({program.domain(d) for d in devices} if program.device_model == SHARED else devices)
+                    channels = [program.channels[x.channel] for x in sends]
+                    devices.update(c.dst for c in channels)
+                    engines.update(("engine", c.engine) for c in channels if c.engine is not None)
+        shared = program.device_model == SHARED
+        used.append({*engines, *(program.domain(d) if shared else d for d in devices)})
     return grouped(used)

@@ -41,7 +41,9 @@ def run(
     check_program(program)
     shared = program.device_model == SHARED
     check_engine(engine, program.device_model)
-    name = ("simpy" if check or timeline or shared else "fast") if engine == "auto" else engine
+    if engine == "fast" and program.has_engines:
+        raise InputError("engine 'fast' knows no copy engines: take auto or simpy")
+    name = ("simpy" if check or timeline or shared or program.has_engines else "fast") if engine == "auto" else engine
     simulation: type[FastRun] | type[SimpyRun] = FastRun if name == "fast" else SharedRun if shared else SimpyRun
     result = SimResult.blank(program, cohorts, name)
     if check or timeline:

@@ -46,6 +46,7 @@ class _Check:
         self.transfers: dict[_CohortKey, list[Slice]] = defaultdict(list)
         self.on_device: dict[int, list[Slice]] = defaultdict(list)
         self.on_channel: dict[int, list[Slice]] = defaultdict(list)
+        self.on_engine: dict[int, list[Slice]] = defaultdict(list)
         for s in slices:
             if s.kind == "kernel":
                 self.kernels[s.lane, s.cohort, s.device].append(s)
@@ -54,6 +55,9 @@ class _Check:
                 self.arrival[s.lane, s.cohort, s.token] = s.arrival_ns
                 self.transfers[s.lane, s.cohort].append(s)
                 self.on_channel[s.resource].append(s)
+                engine = program.channels[s.resource].engine
+                if engine is not None:
+                    self.on_engine[engine].append(s)
         self.streams = {(i, s.device): s for i in lanes for s in program.lanes[i].streams if s.duration}
         self.end = max(result.lanes[i].window_end_ns for i in lanes)
         self.slot_of = {(s.lane, s.cohort): s.slot for s in slices}  # of the cohorts that have started
@@ -134,14 +138,23 @@ class _Check:
         _need(s.end_ns - s.start_ns == length, 3, f"{s} should take {length}")
 
     def one_at_a_time(self) -> None:
-        """4: a device runs at most one kernel, a channel at most one transfer at full rate."""
-        for group in (*self.on_device.values(), *self.on_channel.values()):
+        """4: a device runs at most one kernel, a channel or copy engine at most one transfer at full rate."""
+        for group in (*self.on_device.values(), *self.on_channel.values(), *self.on_engine.values()):
             for a, b in pairwise(group):
                 _need(a.end_ns <= b.start_ns, 4, f"{b} overlaps {a}")
 
     def transfers_match(self) -> None:
-        """5: sent is what the program sends, once, in order of the producers' ends, at the rate of the link."""
-        for group in self.on_channel.values():
+        """5: sent is what the program sends, once, in order of the producers' ends or in that of a copy engine, at the
+        rate of the link."""
+        for engine in {c.engine for c in self.program.channels} - {None}:
+            self._engine_in_order(engine or 0)
+        for k, group in self.on_channel.items():
+            for s in group:
+                channel = self.program.channels[k]
+                _need(s.end_ns == s.start_ns + channel.occupation_ns(s.nbytes), 5, f"{s} is off the rate")
+                _need(s.arrival_ns == s.end_ns + channel.latency_ns, 5, f"{s} arrives at the wrong time")
+            if self.program.channels[k].engine is not None:
+                continue
             free = produced_before = 0
             # transfers of no length that start together may lie in any order among the slices
             for s in sorted(group, key=lambda s: (s.start_ns, s.end_ns, self._produced(s))):
@@ -149,8 +162,6 @@ class _Check:
                 produced = self._produced(s)
                 _need(produced >= produced_before, 5, f"{s} overtakes on {channel.name}")
                 _need(s.start_ns == max(free, produced), 5, f"{s} should start at {max(free, produced)}")
-                _need(s.end_ns == s.start_ns + channel.occupation_ns(s.nbytes), 5, f"{s} is off the rate")
-                _need(s.arrival_ns == s.end_ns + channel.latency_ns, 5, f"{s} arrives at the wrong time")
                 free, produced_before = s.end_ns, produced
         for i in self.lanes:
             want = _sends(self.program.lanes[i])
@@ -164,12 +175,40 @@ class _Check:
                 queued = all(self._queues(i, c, x) for x in late)
                 _need(not late or (queued and self._in_slot_at_end(i, c)), 5, f"lane {i}, cohort {c}: unsent")
 
+    def _engine_in_order(self, engine: int) -> None:
+        """The copies of all cohorts, by entry, each in its order, start one by one, and as soon as they can."""
+        entered = sorted(
+            (entry, i, self.slot_of.get((i, c), 0), c)
+            for i in self.lanes for c, entry in enumerate(self.result.lanes[i].entry_ns)
+        )
+        order = {i: self.program.lanes[i].copies(self.program.channels).get(engine, []) for i in self.lanes}
+        due = [(i, c, token) for _, i, _, c in entered for token in order[i]]
+        place = {x: k for k, x in enumerate(due)}
+        done = sorted(
+            self.on_engine[engine], key=lambda s: (s.start_ns, s.end_ns, place[s.lane, s.cohort, s.token])
+        )
+        free = 0
+        for want, s in zip(due, done, strict=False):
+            _need(want == (s.lane, s.cohort, s.token), 5, f"{s} passes {want} on copy engine {engine}")
+            start = max(free, self._produced(s))
+            _need(s.start_ns == start, 5, f"{s} should start at {start}")
+            free = s.end_ns
+        _need(len(done) <= len(due), 5, f"copy engine {engine} carries more than is sent")
+        if len(done) < len(due) and free < self.end:
+            i, c, token = due[len(done)]
+            src, index = next((s.device, k) for (lane, _), s in self.streams.items() if lane == i
+                              for k, sends in enumerate(s.sends) for x in sends or () if x.token == token)  # fmt: skip
+            ran = self.kernels.get((i, c, src), [])
+            _need(len(ran) <= index or ran[index].end_ns >= self.end, 5, f"copy engine {engine} idle at the end")
+
     def _produced(self, s: Slice) -> int:
         """When the kernel ended that a transfer hangs on."""
         return self.kernels[s.lane, s.cohort, s.device][s.index].end_ns
 
     def _queues(self, i: int, c: int, send: Send) -> bool:
         """A transfer that has not started by the end: its channel is busy, or its producer ends only then."""
+        if self.program.channels[send.channel].engine is not None:
+            return True  # `_engine_in_order` has seen to it
         src = self.program.channels[send.channel].src
         index = next(k for k, x in enumerate(self.streams[i, src].sends) if send in (x or ()))
         busy = self.on_channel[send.channel]

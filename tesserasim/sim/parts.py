@@ -62,13 +62,24 @@ class Device:
         return self.busy + (now - self.started if self.running is not None else 0)
 
 
+class Engine:
+    """A copy engine: what it has to carry, in order, and what of that is there already."""
+
+    __slots__ = ("busy", "queue", "waiting")
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[int, int]] = deque()  # rank of the cohort, token
+        self.waiting: dict[tuple[int, int], tuple[Link, tuple[Stream, int, Send]]] = {}
+        self.busy = False
+
+
 class Link:
     """One direction of a link: the transfer that occupies it and those behind."""
 
-    __slots__ = ("busy", "carrying", "channel", "end", "index", "nbytes", "queue", "started", "transfers")
+    __slots__ = ("busy", "carrying", "channel", "end", "engine", "index", "nbytes", "queue", "started", "transfers")
 
-    def __init__(self, env: Environment, channel: Channel, index: int) -> None:
-        self.channel, self.index = channel, index
+    def __init__(self, env: Environment, channel: Channel, index: int, engine: Engine | None = None) -> None:
+        self.channel, self.index, self.engine = channel, index, engine
         self.end = Event(env)
         self.end._ok, self.end._value = True, self
         self.queue: deque[tuple[Stream, int, Send]] = deque()

@@ -6,6 +6,7 @@ The engine knows nothing of models, sites or costs. All times are integer nanose
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tesserasim.sim.sharing import Sharing
@@ -16,16 +17,22 @@ DEVICE_MODELS = (SERIAL, SHARED)
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One direction of a link. Occupied ceil(bytes / rate); arrival = end of occupation + latency; FIFO."""
+    """One direction of a link. Occupied setup + ceil(bytes / rate); arrival = end of occupation + latency.
+
+    First in first out by the ends of the producers; with a copy engine, in its order (`LaneProgram.copies`).
+    """
 
     name: str
     src: int  # index into Program.devices
     dst: int
     bytes_per_s: int  # integer, so that occupation is exact: ceil(bytes * 1e9 / bytes_per_s)
     latency_ns: int
+    setup_ns: int = 0  # every transfer occupies the link for this long besides its bytes
+    #: number of the copy engine that carries it; channels of one engine share it. None: the link is free of engines
+    engine: int | None = None
 
     def occupation_ns(self, nbytes: int) -> int:
-        return -(-nbytes * 1_000_000_000 // self.bytes_per_s)
+        return self.setup_ns - (-nbytes * 1_000_000_000 // self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,27 @@ class LaneProgram:
     priority: int = 0
     stagger_ns: int = 0  # slot k opens at k * stagger_ns
 
+    def copies(self, channels: Sequence[Channel]) -> dict[int, list[int]]:
+        """Copy engine -> tokens of a cohort in the order in which the engine carries them.
+
+        A graph's copies are queued as its nodes were made: each before the kernel that reads it. So the order is that
+        of the first readers, then of the producers; what nobody waits for comes last.
+        """
+        reader: dict[int, int] = {}
+        for s in self.streams:
+            for position, waits in zip(s.order, s.waits, strict=True):
+                for token in waits or ():
+                    reader[token] = min(position, reader.get(token, position))
+        last = 1 + max((p for s in self.streams for p in s.order), default=0)
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        for s in self.streams:
+            for position, sends in zip(s.order, s.sends, strict=True):
+                for x in sends or ():
+                    engine = channels[x.channel].engine
+                    if engine is not None:
+                        found.setdefault(engine, []).append((reader.get(x.token, last), position, x.token))
+        return {engine: [token for _, _, token in sorted(tokens)] for engine, tokens in found.items()}
+
 
 @dataclass(slots=True)
 class Program:
@@ -85,6 +113,11 @@ class Program:
     device_model: str = SERIAL  # one kernel at a time, or SHARED: kernels of several streams co-run
     domains: tuple[int, ...] = ()  # per device: its DRAM; devices with equal numbers share one. (): each its own
     sharing: Sharing = field(default_factory=Sharing)
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether copy engines carry any of its channels."""
+        return any(c.engine is not None for c in self.channels)
 
     def domain(self, device: int) -> int:
         """The DRAM of a device."""

@@ -2,10 +2,10 @@
 
 A *device* runs one kernel at a time, to its end. When it is free it takes, of the streams whose next kernel
 (head) is ready, the most urgent: lane priority, then the older cohort. A *link* (one direction) carries one
-transfer at a time, first in first out. Every kernel is one scheduled event, its end; that event's priority
-is the tie key of `order.py`. A *moment* is all events with one time stamp: the last of them closes the
-moment (`_close`), which lets new cohorts in and lets free devices choose. A head that is ready later, with its
-device free, costs one more event (`_wake`).
+transfer at a time, first in first out, or in the order of the copy engine that carries them. Every kernel is one
+scheduled event, its end; that event's priority is the tie key of `order.py`. A *moment* is all events with one time
+stamp: the last of them closes the moment (`_close`), which lets new cohorts in and lets free devices choose. A head
+that is ready later, with its device free, costs one more event (`_wake`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simpy import Environment, Event
 
 from tesserasim.errors import InputError
 from tesserasim.sim import order
-from tesserasim.sim.parts import Cohort, Device, Link, Stream, kernel_slice, transfer_slice
+from tesserasim.sim.parts import Cohort, Device, Engine, Link, Stream, kernel_slice, transfer_slice
 from tesserasim.sim.program import LaneProgram, Program, Send
 from tesserasim.sim.result import STARVED_AFTER, ChannelResult, DeadlockError, DeviceResult, SimResult, starved
 
@@ -36,7 +36,12 @@ class SimpyRun:
         self.urgency = {i: urgencies.index(program.lanes[i].priority) * order.MAX_COHORTS for i in lanes}
         devices = sorted({s.device for i in lanes for s in program.lanes[i].streams if s.duration})
         self.devices = {d: self._device(d) for d in devices}
-        self.links = {k: Link(self.env, c, k) for k, c in enumerate(program.channels) if c.src in self.devices}
+        self.engines = {c.engine: Engine() for c in program.channels if c.engine is not None}
+        self.copies = {i: program.lanes[i].copies(program.channels) for i in lanes} if self.engines else {}
+        self.links = {
+            k: Link(self.env, c, k, None if c.engine is None else self.engines[c.engine])
+            for k, c in enumerate(program.channels) if c.src in self.devices
+        }  # fmt: skip
         self.keys = {  # per lane and device: the tie key of each kernel's end, for cohort 0
             (i, s.device): [order.key(order.KERNEL_END, 0, p, s.device) for p in s.order]
             for i in lanes
@@ -130,7 +135,10 @@ class SimpyRun:
         arrival.callbacks = [self._arrived]
         key = order.key(order.ARRIVAL, stream.cohort.rank, stream.program.order[i], link.channel.dst)
         self.env.schedule(arrival, key, link.channel.latency_ns)
-        if link.queue:
+        if link.engine is not None:
+            link.engine.busy = False
+            self._carry(link.engine)
+        elif link.queue:
             self._occupy(link, link.queue.popleft())
         stream.cohort.transfers_left -= 1
         self._leave_if_idle(stream.cohort)
@@ -201,6 +209,8 @@ class SimpyRun:
             raise InputError(f"more than {order.MAX_COHORTS} cohorts in one run")
         now = self.env._now
         entries.append(now)
+        for engine, tokens in self.copies.get(lane_index, {}).items():
+            self.engines[engine].queue.extend((cohort.rank, token) for token in tokens)
         for program in lane.streams:
             if program.duration:
                 cohort.streams_left += 1
@@ -269,10 +279,20 @@ class SimpyRun:
     def _send(self, stream: Stream, i: int, send: Send) -> None:
         stream.cohort.transfers_left += 1
         link = self.links[send.channel]
-        if link.carrying is None:
+        if link.engine is not None:
+            link.engine.waiting[stream.cohort.rank, send.token] = link, (stream, i, send)
+            self._carry(link.engine)
+        elif link.carrying is None:
             self._occupy(link, (stream, i, send))
         else:
             link.queue.append((stream, i, send))
+
+    def _carry(self, engine: Engine) -> None:
+        """Start the first transfer of an idle engine's queue, if it is there: those behind wait, there or not."""
+        if engine.busy or not engine.queue or engine.queue[0] not in engine.waiting:
+            return
+        engine.busy = True
+        self._occupy(*engine.waiting.pop(engine.queue.popleft()))
 
     def _occupy(self, link: Link, transfer: tuple[Stream, int, Send]) -> None:
         stream, i, send = link.carrying = transfer

@@ -20,8 +20,8 @@ def check_program(program: Program) -> None:
     if len(program.devices) > MAX_DEVICES:
         raise InputError(f"the program has {len(program.devices)} devices; the engine takes {MAX_DEVICES}")
     for channel in program.channels:
-        if channel.bytes_per_s < 1 or channel.latency_ns < 0:
-            raise InputError(f"channel {channel.name}: bandwidth must be positive and latency not negative")
+        if channel.bytes_per_s < 1 or channel.latency_ns < 0 or channel.setup_ns < 0:
+            raise InputError(f"channel {channel.name}: bandwidth must be positive, latency and setup not negative")
         if channel.src == channel.dst:
             raise InputError(f"channel {channel.name} leads from a device to itself")
     if program.device_model not in DEVICE_MODELS:
