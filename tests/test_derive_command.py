@@ -80,6 +80,12 @@ def test_mla_is_said_to_be_analytic(tmp_path: Path, capsys: Any) -> None:
     assert any("multi-token prediction" in n for n in found["notes"])
 
 
+def test_an_unknown_quantisation_is_said(tmp_path: Path, capsys: Any) -> None:
+    config = write_config(tmp_path, {**TINY, "quantization_config": {"quant_method": "awq"}})
+    found = output(capsys, "derive", str(config), *GRID, "--out", str(tmp_path / "o"), "--json")
+    assert found["weights"] == "bf16" and any("'awq'" in n for n in found["notes"])
+
+
 def without(key: str) -> dict[str, Any]:
     return {k: v for k, v in TINY.items() if k != key}
 
@@ -126,6 +132,8 @@ HOSTILE: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "unknown GPU": (TINY, ("--gpu", "H2000"), "H2000"),
     "unknown link": (TINY, ("--link", "nvlink9"), "nvlink9"),
     "no batches": (TINY, ("--batches", "0"), "batches"),
+    "prompts per prefill": (TINY, ("--prefill-batch", "100000"), "--prefill-batch"),
+    "long answers": (TINY, ("--output-tokens", "100001"), "--output-tokens"),
     "twice a batch": (TINY, ("--batches", "4,4"), "batches"),
     "a path as name": (TINY, ("--name", "a/b"), "--name"),
     "weights": (TINY, ("--weights", "int3"), "weights"),

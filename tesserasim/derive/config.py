@@ -114,10 +114,11 @@ def parse_config(data: Mapping[str, Any], where: str, name: str) -> Model:
         notes.append("layers for multi-token prediction (num_nextn_predict_layers) are left out")
     if any(isinstance(a, Latent) for a in attention):
         notes.append("MLA is modelled analytically: latent cache, absorbed projections in decode, expanded in prefill")
+    stored = _stored(r, notes)
     model = Model(
         name, kind, hidden, r.whole("vocab_size", 1 << 24), r.flag("tie_word_embeddings"),
         tuple(Layer(a, f) for a, f in zip(attention, ffn, strict=True)),
-        r.whole("max_position_embeddings", 1 << 30, 1 << 20), _stored(r), tuple(notes),
+        r.whole("max_position_embeddings", 1 << 30, 1 << 20), stored, tuple(notes),
     )  # fmt: skip
     if model.parameters > MAX_PARAMETERS:
         raise InputError(f"{where}: {model.parameters / 1e12:.0f} trillion parameters: more than any model has")
@@ -184,8 +185,13 @@ def _ffn(r: _Reader, kind: str, layer: int) -> Dense | Experts:
     return Experts(experts, topk, inter, shared, kind == "gpt_oss", extra, kind == "qwen2_moe" and shared > 0)
 
 
-def _stored(r: _Reader) -> str:
-    """bf16, fp8 or mxfp4: how the published weights are stored."""
+def _stored(r: _Reader, notes: list[str]) -> str:
+    """bf16, fp8 or mxfp4: how the published weights are stored. Another way is taken as bf16, with a note."""
     found = r.data.get("quantization_config")
-    method = found.get("quant_method") if isinstance(found, dict) else None
-    return method if method in ("fp8", "mxfp4") else "bf16"
+    if not isinstance(found, dict):
+        return "bf16"
+    method = found.get("quant_method")
+    if method in ("fp8", "mxfp4"):
+        return str(method)
+    notes.append(f"weights are published with quantisation {shown(method)}, which is not modelled: bf16 by default")
+    return "bf16"

@@ -20,6 +20,7 @@ from tesserasim.derive.unit import Unit, live_peak
 from tesserasim.errors import InputError
 from tesserasim.files import path_text, shown
 from tesserasim.metrics.memory import USABLE
+from tesserasim.trace.mix import MAX_LENGTHS
 from tesserasim.trace.model import Kernel, Trace, TraceMeta, structure_sha256
 
 REFERENCE = "H200-SXM"
@@ -85,6 +86,9 @@ def derive(config: str | Path, options: Options) -> Derived:
         raise InputError(f"--weights {shown(weights)} is none of {', '.join(WEIGHTS)}")
     form = check_weights(model, weights, where)
     rank = shard(model, options.tp, weights, where)
+    for key, most in MAX_LENGTHS.items():
+        if not 1 <= getattr(options, key) <= most:
+            raise InputError(f"--{key.replace('_', '-')} must lie between 1 and {most}, not {getattr(options, key)}")
     gpu = find_gpu(options.gpu)
     times = ReferenceTimes(gpu)
     link = group_link(gpu, options.link)
