@@ -1,6 +1,6 @@
 """Figure 6: throughput of the policies on three pairs of GPUs, both sides over the left GPU alone.
 
-    python -m tesserasim sweep paper_figs/fig6.toml          # ours, on one core about ten minutes
+    python -m tesserasim sweep paper_figs/fig6.toml          # ours, on one core about six minutes
     python paper_figs/fig6.py [RESULTS] [STEM]
 
 reads RESULTS/summary.parquet (default: results/fig6; the default sweep's results serve too, for the models it has) and
@@ -13,13 +13,16 @@ system's. Printed is where the two sides order the policies differently or are m
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from paperfig import MODELS, OURS, PAPER, ROOT, new_figure, paper_rows, plain, save
 
+from tesserasim import api
 from tesserasim.sweep.summary import read_summary
 
 #: The paper's pairs -> (left, right) of our clusters.
@@ -131,10 +134,19 @@ def differences(
     return found
 
 
+@cache
+def _prompt(mix: str) -> int:
+    return api.load_mix(mix).input_tokens
+
+
 def workload(rows: Sequence[Row]) -> str:
     """What ours ran, in words."""
-    lengths = sorted({f"{r['input_tokens']:.0f} + {r['output_tokens']:.0f} tokens" for r in rows
-                      if r.get("input_tokens") and r.get("output_tokens")})  # fmt: skip
+    lengths: dict[str, None] = {}
+    for row in rows:
+        rate, tokens = row.get("throughput_per_s"), row.get("output_tokens_per_s")
+        if rate and tokens and math.isfinite(tokens) and str(row["mix"]) in MODELS.values():
+            prompt = _prompt(str(row["mix"]))
+            lengths[f"prompts of {prompt} tokens (the mix's), {tokens / rate:.0f} answered"] = None
     what = ", ".join(lengths) or "the mixes' own lengths"
     return (
         f"Figure 6. Ours: closed loop, {what} (SD3.5: 1024 x 1024, 28 steps), best batch and depth, simulated at times "
