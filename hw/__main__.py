@@ -103,6 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--random", type=_tries, default=20, help="random placements to run beside them (default: 20)")
     r.add_argument("--timed", type=_tries, help="random placements that are timed, too (default: all)")
     r.add_argument("--depth", type=_depths, default=(1,), help="slots to time every plan with, e.g. 1,2,4")
+    r.add_argument(
+        "--copies", choices=("engine", "kernel"), default="engine",
+        help="what moves bytes: the copy engine, or kernels of the reader's device (parts of one GPU; default: engine)",
+    )  # fmt: skip
     r.add_argument("--mutations", type=_tries, default=0, help="moves, and as many waits, to drop, one a run")
     r.add_argument("--profile", action="store_true", help="measure kernel times on every device instead")
     r.add_argument("--links", action="store_true", help="measure hops between the first two devices instead")
@@ -148,6 +152,8 @@ def _fits_together(parser: argparse.ArgumentParser, args: argparse.Namespace) ->
         for name in ("profile", "links", "timelines", "sms", "mutations", "timed"):
             if getattr(args, name):
                 parser.error(f"replay: --{name} needs --backend cudagraph; aten checks placements, without times")
+        if args.copies != "engine":
+            parser.error("replay: --copies needs --backend cudagraph")
         if args.depth != (1,):
             parser.error("replay: --depth needs --backend cudagraph; aten checks placements, without times")
     elif args.on != "cpu,cpu":
@@ -193,7 +199,7 @@ def _run(args: argparse.Namespace) -> int:
         job = Job(
             args.model, tuple(u for u in args.units.split(",") if u), args.sms, tuple(Path(p) for p in args.plan),
             args.random, args.depth, args.mutations, Path(args.out), time.monotonic() + args.limit_s, args.seed,
-            args.timelines, args.pairs, args.timed,
+            args.timelines, args.pairs, args.timed, args.copies,
         )  # fmt: skip
         if args.backend == "aten":
             from hw.replay.aten_job import replay_aten

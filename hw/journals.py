@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +23,23 @@ MAX_DEPTH, MAX_KERNELS = 256, 5_000_000
 MAX_LAUNCHES, MAX_GPUS, MAX_SMS = 10**9, 1024, 4096
 #: What lies outside (exclusive) was not measured: units per second, ms of a launch, joules of a unit.
 PER_S, MS, JOULES = (1e-9, 1e12), (1e-9, 1e9), (0.0, 1e9)
+NS = (-1e9, 1e9)
 MAX_LATENCY_NS, MIN_GBS, MAX_GBS = 1e9, 1e-3, 1e5
 
 
 @dataclass(frozen=True)
 class Hop:
-    """A link as it was measured: one direction is like the other."""
+    """A link as it was measured: one direction is like the other.
+
+    A copy occupies the link for `setup_ns` and its bytes, and arrives `latency_ns` later. `in_order`: copies of both
+    directions go through one queue in the order of the graph's nodes (two chains at once take as long as one after the
+    other).
+    """
 
     latency_ns: float
     gbs: float
+    setup_ns: float = 0.0
+    in_order: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ class Journal:
     mutations: tuple[Mutations, ...]
     point: Mapping[str, Any]  # what the unit was: batch, tokens, context ...; {} if the journal does not say
     plain: Mapping[str, float]  # device -> units per second of the captured graph itself, one slot
+    copies: str = "engine"  # what moved bytes between devices
 
 
 def journal_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -132,7 +142,7 @@ def read_whole(path: Path) -> Journal:
             raise InputError(f"{path_text(path)}: line {number} is no line of a replay's journal") from None
     return Journal(
         reader.model, path.stem, tuple(reader.measured.values()), tuple(reader.checks.values()),
-        tuple(reader.mutations.values()), reader.point, reader.plain,
+        tuple(reader.mutations.values()), reader.point, reader.plain, reader.copies,
     )  # fmt: skip
 
 
@@ -140,7 +150,7 @@ class _Reader:
     """Lines one by one; ValueError, KeyError, TypeError or OverflowError for what no run writes."""
 
     def __init__(self, unit: str) -> None:
-        self.unit, self.model, self.machine = unit, "", Machine()
+        self.unit, self.model, self.machine, self.copies = unit, "", Machine(), "engine"
         self.point: dict[str, Any] = {}
         self.placed: dict[str, tuple[str, ...]] = {}
         self.measured: dict[tuple[str, int], Measured] = {}
@@ -154,6 +164,7 @@ class _Reader:
             self.placed[_text(row["plan"])] = _devices(row["device_of"])
         if kind == "session":
             self.model, self.machine, self.point = _text(row["model"]), _machine(row), dict(row.get("unit", {}))
+            self.copies = _text(row.get("copies", "engine"))
         elif kind == "timing":
             m = self._timing(row)
             self.measured[m.plan, m.depth] = m
@@ -248,22 +259,39 @@ def _whole(value: Any, most: int, least: int = 1) -> int:
     return value
 
 
-def read_hop(path: Path) -> Hop:
-    """The link that was measured last. InputError for a journal without one, or with one that cannot be."""
+#: Two chains of hops at once that take this many times as long as one are carried one after the other.
+SERIAL = 1.6
+
+
+def _serial(row: dict[str, Any]) -> bool:
+    """Whether two chains of small copies, one each way, hold each other up wholly."""
+    if "hop_both_ns" not in row:
+        return False
+    kernel = statistics.mean(_within(x, *NS) for x in row["stay_ns"].values())
+    one, both = (kernel + _within(row[k][0], *NS) for k in ("hop_ns", "hop_both_ns"))
+    return both >= SERIAL * one
+
+
+def read_hop(path: Path, copies: str = "engine") -> Hop:
+    """The link with copies by `copies` that was measured last. InputError for a journal without one, or with one that
+    cannot be."""
     hop = None
     for number, row in journal_lines(path, "journal of python -m hw replay --links"):
-        if row.get("kind") != "link":
+        if row.get("kind") != "link" or row.get("copies_by", "engine") != copies:
             continue
         try:
-            hop = Hop(_number(row["link"]["latency_ns"]), _number(row["link"]["gbs"]))
-        except (KeyError, TypeError, OverflowError):
+            link = row["link"]
+            setup = _number(link.get("setup_ns", 0))
+            hop = Hop(_number(link["latency_ns"]) - setup, _number(link["gbs"]), setup, _serial(row))
+        except (KeyError, TypeError, OverflowError, AttributeError, ValueError):
             raise InputError(f"{path_text(path)}: line {number}: a link needs numbers latency_ns and gbs") from None
-        if not 0 <= hop.latency_ns <= MAX_LATENCY_NS or not MIN_GBS <= hop.gbs <= MAX_GBS:
+        fits = all(0 <= x <= MAX_LATENCY_NS for x in (hop.setup_ns, hop.latency_ns))  # nor NaN
+        if not fits or not MIN_GBS <= hop.gbs <= MAX_GBS:
             raise InputError(
                 f"{path_text(path)}: line {number}: no link has {hop.latency_ns:g} ns and {hop.gbs:g} GB/s"
             )
     if hop is None:
-        raise InputError(f"{path_text(path)}: holds no measured link")
+        raise InputError(f"{path_text(path)}: holds no measured link with copies by {copies}")
     return hop
 
 

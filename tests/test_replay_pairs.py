@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-from hw.replay.pairs import corun
+from hw.capture.driver import Node
+from hw.replay.pairs import chosen, corun
+from tesserasim.trace.model import Kernel, Trace, TraceMeta
 
 
 @pytest.mark.quick
@@ -26,3 +30,18 @@ def test_the_times_that_made_the_ends(
     ends[first] = whole[first]
     ends[other] = whole[first] + (count[other] - done) * alone[other]
     assert corun(*ends, *count, *alone) == pytest.approx(slow)
+
+
+@pytest.mark.quick
+def test_a_kernel_is_looped_with_all_that_its_site_launches() -> None:
+    """A memset, the GEMM that counts in what it clears, and a reduction; then a norm, and the same GEMM again."""
+    sites = ["gemm#0", "gemm#0", "gemm#0", "norm#0", "gemm#1", "gemm#1", "gemm#1", "set#0"]
+    names = ["", "gemm", "reduce", "norm", "", "gemm", "reduce", ""]
+    nodes = [Node("kernel" if n else "memset", n, (8, 1, 1)) for n in names]
+    trace = Trace(
+        TraceMeta(origin="synthetic", model="toy", unit={"name": "u"}, gpu=""), buffers=(),
+        kernels=tuple(Kernel(i, n, s) for i, (n, s) in enumerate(zip(names, sites, strict=True))),
+    )  # fmt: skip
+    arena = SimpleNamespace(nodes=nodes, trace=trace)
+    assert chosen(arena, [1, 30, 4, 50, 1, 30, 4, 900], 4) == [range(3), range(3, 4)]
+    assert chosen(arena, [1, 30, 4, 50, 1, 30, 4, 900], 1) == [range(3)]  # 70 over both against 50

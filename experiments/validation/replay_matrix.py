@@ -62,8 +62,10 @@ def shell(step: Sequence[str]) -> str:
     return f"printf -- '--plan=%s\\0' {folder}*.json | xargs -0 {shlex.join(step[:-2])}"
 
 
-def commands(out: Path, model: str, unit: str, sms: str, random: int, timed: int, mutations: int) -> list[list[str]]:
+def commands(out: Path, model: str, unit: str, options: argparse.Namespace) -> list[list[str]]:
     """Profile, plan and replay of one unit."""
+    sms, copies = options.sms, options.copies
+    random, timed, mutations = options.random, options.timed, options.mutations
     hw = [sys.executable, "-m", "hw"]
     devices = ["--sms", sms] if sms else []
     depths = DEPTHS[unit.partition("-")[0]]
@@ -74,20 +76,20 @@ def commands(out: Path, model: str, unit: str, sms: str, random: int, timed: int
         [*hw, "replay", "--profile", "--pairs", *common, "--out", str(out)],
         [*hw, "validate", str(out / "one" / model / f"{unit}.toml"), "--plans", str(plans), "--depth", depths],
         [*hw, "replay", *common, "--random", str(random), "--timed", str(timed), "--mutations", str(mutations),
-         "--depth", depths, "--out", str(out), "--plan", f"{plans}/{unit}/*.json"],
+         "--depth", depths, "--copies", copies, "--out", str(out), "--plan", f"{plans}/{unit}/*.json"],
     ]  # fmt: skip
 
 
-def toml(model: str, unit: str, names: Sequence[str], up: str) -> str:
+def toml(model: str, unit: str, names: Sequence[str], up: str, copies: str) -> str:
     """A [[unit]] of a runs file that lies `up` folders above OUT's."""
-    lines = ["[[unit]]", f'journal = "{up}{model}/{unit}.jsonl"', f'links = "{up}links.jsonl"']
+    lines = ["[[unit]]", f'journal = "{up}{model}/{unit}.jsonl"', f'links = "{up}links.jsonl"', f'copies = "{copies}"']
     if (HERE.parents[1] / "traces/launch-paused.json").exists():
         lines.append(f'launch = "{up}launch-paused.json"')
     lines += ["[unit.traces]", *(f'{n} = "{up}profile/{n}/{model}/{unit}.parquet"' for n in names)]
     return "\n".join(lines) + "\n"
 
 
-def prepare(out: Path, names: Sequence[str], units: Sequence[tuple[str, str]]) -> None:
+def prepare(out: Path, names: Sequence[str], units: Sequence[tuple[str, str]], copies: str) -> None:
     """Runs files: one per unit for planning, and one over all units that have been replayed."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "split.json", out / "split.json")
@@ -96,15 +98,16 @@ def prepare(out: Path, names: Sequence[str], units: Sequence[tuple[str, str]]) -
         shutil.copy(figures, out / "launch-paused.json")
     for model, unit in units:
         path = out / "one" / model / f"{unit}.toml"
-        write_whole(path, ('split = "../../split.json"\n' + toml(model, unit, names, "../../")).encode())
+        write_whole(path, ('split = "../../split.json"\n' + toml(model, unit, names, "../../", copies)).encode())
 
 
-def gather(out: Path, names: Sequence[str], units: Sequence[tuple[str, str]]) -> None:
+def gather(out: Path, names: Sequence[str], copies: str) -> None:
+    """The runs file of all units that have been replayed, in this run or before."""
     done = [
-        (m, u) for m, u in units
+        (m, u) for m, u in UNITS
         if (out / m / f"{u}.jsonl").exists() and all((out / "profile" / n / m / f"{u}.parquet").exists() for n in names)
     ]  # fmt: skip
-    text = 'split = "split.json"\n' + "".join("\n" + toml(m, u, names, "") for m, u in done)
+    text = 'split = "split.json"\n' + "".join("\n" + toml(m, u, names, "", copies) for m, u in done)
     write_whole(out / "runs.toml", text.encode())
 
 
@@ -119,6 +122,7 @@ def main() -> int:
     parser.add_argument("--timed", type=count, default=4, help="of these, how many are timed, too (default: 4)")
     parser.add_argument("--mutations", type=count, default=6, help="moves, and as many waits, to drop (default: 6)")
     parser.add_argument("--unit-s", type=seconds, default=float("inf"), help="replay no unit for longer")
+    parser.add_argument("--copies", choices=("engine", "kernel"), default="engine", help="what moves bytes")
     parser.add_argument("--dry-run", action="store_true", help="print the steps")
     options = parser.parse_args()
     started = time.monotonic()
@@ -128,12 +132,12 @@ def main() -> int:
     steps = [[sys.executable, "-m", "hw", "replay", "--links", "--model", units[0][0], *devices, "--out",
               str(options.out)]]  # fmt: skip
     for model, unit in units:
-        steps += commands(options.out, model, unit, options.sms, options.random, options.timed, options.mutations)
+        steps += commands(options.out, model, unit, options)
     if options.dry_run:
         print("\n".join(map(shell, steps)))
         return 0
     try:
-        prepare(options.out, names, units)
+        prepare(options.out, names, units, options.copies)
     except OSError as error:
         parser.error(f"--out {options.out}: cannot be written ({error.strerror})")
     failed = 0
@@ -149,7 +153,7 @@ def main() -> int:
         begun = time.monotonic()
         failed += subprocess.run(expanded, check=False).returncode != 0
         print(f"{time.monotonic() - begun:.1f} s: {' '.join(step[2:6])} {step[-1]}", file=sys.stderr, flush=True)
-        gather(options.out, names, units)
+        gather(options.out, names, options.copies)
     return 1 if failed else 0
 
 

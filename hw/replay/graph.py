@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from cuda.bindings import driver as cuda
@@ -16,6 +16,7 @@ from cuda.bindings import driver as cuda
 from hw.capture.driver import call
 from hw.errors import DriverError
 from hw.replay.arena import Arena, handles
+from hw.replay.contents import bytes_at
 from hw.replay.cut import Launch, Move, Step
 from hw.replay.order import order
 from hw.replay.rows import Rows
@@ -24,19 +25,41 @@ _KERNEL = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
 _MEMSET = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
 
 
-class Nodes:
-    """Adds the nodes of steps to graphs."""
+#: Who moves bytes: the copy engine, one copy after the other in the order of the graph's nodes, after those of all
+#: graphs that were launched before; or a small kernel on the device that reads them.
+ENGINE, KERNEL = COPIES_BY = ("engine", "kernel")
 
-    def __init__(self, arenas: Mapping[str, Arena], rows: Mapping[int, Rows]) -> None:
+
+class Nodes:
+    """Adds the nodes of steps to graphs. `copied`: moves that kernels make."""
+
+    def __init__(self, arenas: Mapping[str, Arena], rows: Mapping[int, Rows], copied: Sequence[Step] = ()) -> None:
+        self.arenas, self.rows = arenas, rows
+        self.copied: dict[Step, list[Any]] = {}
+        self._keep: list[Captured] = []
+        for device in arenas:
+            self._copy_kernels([s for s in copied if isinstance(s, Move) and s.target == device], device)
         self.context = call(cuda.cuCtxGetCurrent(), "cuCtxGetCurrent")
         self.handles = {d: handles(a.graphed.graph) for d, a in arenas.items()}
         self.contexts = {d: a.partition.driver_context for d, a in arenas.items()}
-        self.arenas, self.rows = arenas, rows
+
+    def _copy_kernels(self, moves: Sequence[Move], device: str) -> None:
+        """Capture a kernel for every copy of the moves to a device, on a stream of that device."""
+        parts = [(m, part) for m in moves for part in self._copies(m)]
+        if not parts:
+            return
+        arena = self.arenas[device]
+        made = captured_copies([part for _, part in parts], arena.graphed.stream, arena.partition.device)
+        self._keep.append(made)
+        for (move, _), node in zip(parts, made.nodes, strict=True):
+            self.copied.setdefault(move, []).append(node)
 
     def step(self, graph: Any, step: Step, after: list[Any]) -> list[Any]:
         """The nodes that end a step."""
         if isinstance(step, Launch):
             return [self.add(graph, self.handles[step.device][step.kernel], after, step.device)]
+        if step in self.copied:
+            return [self.add(graph, node, after, step.target) for node in self.copied[step]]
         return [add_copy(graph, p, after, self.context) for p in self._copies(step)]
 
     def add(self, graph: Any, node: Any, after: list[Any], device: str) -> Any:
@@ -57,6 +80,45 @@ class Nodes:
         if not move.delta:
             return [(source + move.start, target + move.start, move.nbytes, 1, move.nbytes)]
         return [(source + r.offset, target + r.offset, r.nbytes, r.count, r.pitch) for r in self.rows[move.buffer]]
+
+
+class Captured(NamedTuple):
+    """Nodes of a captured graph, which owns them."""
+
+    graph: torch.cuda.CUDAGraph
+    nodes: list[Any]
+
+
+def captured_copies(
+    parts: Sequence[tuple[int, int, int, int, int]], stream: torch.cuda.Stream, device: int
+) -> Captured:
+    """A kernel node for every copy, captured on a stream of the device that runs them."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        for part in parts:
+            copy_by_kernel(part, device)
+        graph.capture_end()
+    nodes = handles(graph)
+    if len(nodes) != len(parts):
+        raise DriverError(f"{len(parts)} copies were captured as {len(nodes)} nodes")
+    return Captured(graph, nodes)
+
+
+def copy_by_kernel(part: tuple[int, int, int, int, int], device: int) -> None:
+    """Copy (source address, target address, bytes of a row, rows, pitch) by one kernel on the current stream, in words
+    as wide as all of these allow."""
+    source, target, width, height, pitch = part
+    kind, size = next(
+        (kind, size) for kind, size in ((torch.int64, 8), (torch.int32, 4), (torch.int16, 2), (torch.uint8, 1))
+        if all(x % size == 0 for x in (source, target, width, pitch))
+    )  # fmt: skip
+    words = [
+        bytes_at(at, (height - 1) * pitch + width, device).view(kind).as_strided((height, width // size),
+                                                                                 (pitch // size, 1))
+        for at in (source, target)
+    ]  # fmt: skip
+    torch.bitwise_or(words[0], 0, out=words[1])
 
 
 def add_copy(graph: Any, part: tuple[int, int, int, int, int], after: list[Any], context: Any) -> Any:
@@ -141,9 +203,10 @@ class SplitGraph:
     def __init__(
         self, steps: Sequence[Step], arenas: Mapping[str, Arena], rows: Mapping[int, Rows],
         lost: Collection[int] = (), early: Collection[tuple[int, int]] = (), late: Collection[int] = (),
-        spin: Any = None,
+        spin: Any = None, copies: str = ENGINE,
     ) -> None:  # fmt: skip
-        nodes = Nodes(arenas, rows)
+        nodes = Nodes(arenas, rows, steps if copies == KERNEL else ())
+        self._nodes = nodes  # owns the captured copies
         self.graph = call(cuda.cuGraphCreate(0), "cuGraphCreate")
         made: list[list[Any]] = []  # nodes that end a step
         for i, (step, needs) in enumerate(zip(steps, order(steps, arenas), strict=True)):

@@ -2,24 +2,31 @@
 
 This is what the simulator's shared devices are calibrated on: single kernels, never plans. Two streams of one device
 compete for its multiprocessors and for DRAM, two partitions of one GPU for DRAM alone.
+
+A kernel is looped with all that its site launches, in order: one that counts blocks in memory which a memset before it
+clears would wait for ever the second time.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from cuda.bindings import driver as cuda
 
-from hw.capture.driver import call
-from hw.replay.arena import Arena, handles
-from hw.replay.graph import add_kernel
+from hw.capture.driver import Node, call
+from hw.replay.arena import Arena
+from hw.replay.graph import Nodes
 from hw.replay.session import Session
+from hw.watchdog import watchdog
+from tesserasim.trace.model import Trace
 
 LOOP_NS = 2_000_000.0
 REPEATS = 5
+HANG_S = 30.0
 _AHEAD_CYCLES = 1_000_000
 
 
@@ -37,29 +44,47 @@ def corun(
     return a, b
 
 
-def chosen(arena: Arena, durations: Sequence[int], count: int) -> list[int]:
-    """Kernels to pair: of all different ones (function, grid) those with the largest sums of `durations`, ascending."""
-    total: dict[tuple[str, Any], int] = {}
-    first: dict[tuple[str, Any], int] = {}
-    for i, (node, ns) in enumerate(zip(arena.nodes, durations, strict=True)):
-        if node.type == "kernel":
-            key = (node.name, node.grid)
-            total[key] = total.get(key, 0) + ns
-            first.setdefault(key, i)
+class Known(Protocol):
+    """What choosing must know of an arena."""
+
+    @property
+    def nodes(self) -> Sequence[Node]: ...
+
+    @property
+    def trace(self) -> Trace: ...
+
+
+def chosen(arena: Known, durations: Sequence[int], count: int) -> list[range]:
+    """Stretches of kernels to pair, each all that one site launches in a row: of all different ones (functions, grids)
+    those with the largest sums of `durations`, in order."""
+    total: dict[Any, int] = {}
+    first: dict[Any, range] = {}
+    at = 0
+    for _, group in itertools.groupby(arena.trace.kernels, key=lambda k: k.site):
+        stretch = range(at, at + len(list(group)))
+        at = stretch.stop
+        nodes = [arena.nodes[i] for i in stretch]
+        if all(n.type != "kernel" for n in nodes):
+            continue
+        key = tuple((n.name, n.grid) for n in nodes)
+        total[key] = total.get(key, 0) + sum(durations[i] for i in stretch)
+        first.setdefault(key, stretch)
     best = sorted(total, key=lambda k: -total[k])[:count]
-    return sorted(first[k] for k in best)
+    return sorted((first[k] for k in best), key=lambda r: r.start)
 
 
 class Loop:
-    """`count` launches of one captured kernel in a row, as a graph."""
+    """`count` launches of a stretch of captured kernels, all in a row, as a graph."""
 
-    def __init__(self, arena: Arena, kernel: int, count: int) -> None:
-        node = handles(arena.graphed.graph)[kernel]
+    def __init__(self, arena: Arena, stretch: range, count: int) -> None:
+        device = arena.partition.name
+        nodes = Nodes({device: arena}, {})
         self.count, self.stream = count, torch.cuda.Stream()
         self.graph = call(cuda.cuGraphCreate(0), "cuGraphCreate")
         after: list[Any] = []
         for _ in range(count):
-            after = [add_kernel((self.graph, after or None, len(after)), node, arena.partition.driver_context)]
+            for i in stretch:
+                after = [nodes.add(self.graph, nodes.handles[device][i], after, device)]
         self.executable = call(cuda.cuGraphInstantiate(self.graph, 0), "cuGraphInstantiate")
 
     def launch(self) -> None:
@@ -90,8 +115,11 @@ def together_ns(loops: Sequence[Loop]) -> list[float]:
     return [statistics.median(f[i] for f in found) for i in range(len(loops))]
 
 
-def measure(session: Session, durations: Sequence[int], count: int = 6) -> list[dict[str, Any]]:
-    """Rows of all pairs of `count` kernels: on the first device alone (two slots), and across the first two devices."""
+def measure(
+    session: Session, durations: Sequence[int], count: int = 6, known: Callable[[str], bool] = lambda pair: False
+) -> Iterator[dict[str, Any]]:
+    """Rows of all pairs of `count` kernels: on the first device alone (two slots), and across the first two devices.
+    `known`: whether a pair, as rows name it, is not wanted any more."""
     names = [p.name for p in session.partitions]
     session.deepen(2)
     one = session.slots[0][names[0]]
@@ -99,24 +127,24 @@ def measure(session: Session, durations: Sequence[int], count: int = 6) -> list[
     if len(names) > 1:
         places.append((one, session.slots[0][names[1]], "across"))
     kernels = chosen(one, durations, count)
-    sizes = {k: max(1, round(LOOP_NS / max(1, durations[k]))) for k in kernels}
-    alone: dict[tuple[int, int], float] = {}
-    rows = []
+    sizes = {k: max(1, round(LOOP_NS / max(1, sum(durations[i] for i in k)))) for k in kernels}
+    alone: dict[tuple[int, range], float] = {}
     for here, there, where in places:
-        for i, a in enumerate(kernels):
-            for b in kernels if where == "across" else kernels[i:]:
+        for a, b in itertools.product(kernels, kernels):
+            pair = f"{where} {a.start} {b.start}"
+            if (where == "across" or a.start <= b.start) and not known(pair):
                 loops = [Loop(here, a, sizes[a]), Loop(there, b, sizes[b])]
-                for loop, key in zip(loops, ((id(here), a), (id(there), b)), strict=True):
-                    if key not in alone:
-                        together_ns([loop])  # warm
-                        alone[key] = together_ns([loop])[0] / loop.count
-                end_a, end_b = together_ns(loops)
+                with watchdog(HANG_S, f"kernels {a.start} and {b.start} together"):
+                    for loop, key in zip(loops, ((id(here), a), (id(there), b)), strict=True):
+                        if key not in alone:
+                            together_ns([loop])  # warm
+                            alone[key] = together_ns([loop])[0] / loop.count
+                    end_a, end_b = together_ns(loops)
                 alone_a, alone_b = alone[id(here), a], alone[id(there), b]
                 now_a, now_b = corun(end_a, end_b, sizes[a], sizes[b], alone_a, alone_b)
-                rows.append({
-                    "kind": "pair", "where": where, "kernels": [a, b], "alone_ns": [alone_a, alone_b],
-                    "together_ns": [now_a, now_b],
-                })  # fmt: skip
+                yield {
+                    "kind": "pair", "plan": pair, "where": where, "kernels": [list(a), list(b)],
+                    "alone_ns": [alone_a, alone_b], "together_ns": [now_a, now_b],
+                }  # fmt: skip
                 for loop in loops:
                     loop.close()
-    return rows

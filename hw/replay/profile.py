@@ -8,21 +8,26 @@ from typing import Any
 from hw.capture.run import capture_unit, machine
 from hw.errors import HardwareError
 from hw.partition import Partition
+from hw.replay.graph import COPIES_BY, ENGINE
 from hw.replay.run import Job, Journal, chosen_units, devices, log, repeatable
 from hw.replay.session import Session
+from hw.watchdog import watchdog
 from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim.trace.model import Trace
 
 
 def links(job: Job) -> int:
-    """Hops between the first two devices: a line of `out`/links.jsonl."""
-    from hw.replay.links import measure
+    """Hops between the first two devices, by a line of `out`/links.jsonl; not again if it is there."""
+    from hw.replay.links import HANG_S, measure
 
     parts, info = devices(job.sms), machine()
-    journal = Journal(job.out / "links.jsonl", {"machine": info})
-    found = measure(parts[0], parts[1])
-    journal.add({**found, "sms": [p.sms for p in parts]})
-    log(f"link {found['link']}")
+    journal = Journal(job.out / "links.jsonl", {"machine": info, "sms": [p.sms for p in parts]})
+    for copies in COPIES_BY if parts[0].device == parts[1].device else (ENGINE,):
+        if not journal.has("link", copies):
+            with watchdog(HANG_S, f"links by {copies} copies"):
+                found = measure(parts[0], parts[1], copies)
+            journal.add({**found, "plan": copies, "sms": [p.sms for p in parts]})
+            log(f"link by {copies} copies: {found['link']}")
     return 0
 
 
@@ -63,11 +68,14 @@ def _pairs(
 ) -> None:
     from hw.replay.pairs import measure
 
-    path = job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl"
-    if path.exists():
+    facts = {"machine": info, "sms": [p.sms for p in parts], "model": workload.name}
+    journal = Journal(job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl", facts)
+    if journal.has("end", ""):
         return
-    rows = measure(Session(workload, unit, parts), [k.duration_ns for k in trace.kernels])
-    journal = Journal(path, {"machine": info, "sms": [p.sms for p in parts], "model": workload.name})
-    for row in rows:
+    session = Session(workload, unit, parts)
+    for row in measure(session, [k.duration_ns for k in trace.kernels], known=lambda p: journal.has("pair", p)):
         journal.add(row)
-    log(f"{workload.name} {unit.file_stem}: {len(rows)} pairs")
+        if job.late:
+            return
+    journal.add({"kind": "end", "plan": ""})
+    log(f"{workload.name} {unit.file_stem}: pairs of kernels measured")

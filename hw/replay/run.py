@@ -27,12 +27,14 @@ from hw.errors import HardwareError
 from hw.journals import MAX_JOURNAL_BYTES
 from hw.partition import Partition, split, whole
 from hw.replay.session import Session, random_devices
+from hw.watchdog import watchdog
 from hw.workloads import UnitSpec, Workload, load_workload
 from tesserasim.errors import InputError
 from tesserasim.files import did_you_mean, path_text, read_bytes, shown
 from tesserasim.plans import ANY_SITE, Lane, read_plan
 from tesserasim.writing import naming
 
+HANG_S = 120.0  # no check, mutation or timing takes as long
 SWITCHES = (1, 10, 100, 4, 16, 32, 64, 8)
 
 
@@ -60,6 +62,7 @@ class Job:
     timelines: bool = False
     pairs: bool = False
     timed: int | None = None  # random placements that are timed; None: all
+    copies: str = "engine"  # who moves bytes between devices
 
     @property
     def late(self) -> bool:
@@ -91,7 +94,9 @@ class Journal:
             rows = self._read() if path.exists() else []
         here = json.loads(json.dumps(facts))
         last: dict[str, Any] = next((r for r in reversed(rows) if r["kind"] == "session"), {})
-        for key in ("model", "unit", "devices", "sms"):
+        if last:
+            last = {**last, "copies": last.get("copies", "engine")}  # the only way there was
+        for key in ("model", "unit", "devices", "sms", "copies"):
             if key in last and key in here and last[key] != here[key]:
                 raise InputError(f"{path_text(path)}: its {key} was {shown(last[key])}; give another --out")
         self.done = {(r["kind"], r.get("plan"), r.get("depth")) for r in rows}
@@ -241,9 +246,9 @@ def replay(job: Job) -> int:
 
 def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partition], info: Mapping[str, Any]) -> int:
     t0 = time.monotonic()
-    session = Session(workload, unit, parts)
+    session = Session(workload, unit, parts, copies=job.copies)
     facts = {
-        "model": workload.name, "unit": unit.as_dict(), "machine": dict(info),
+        "model": workload.name, "copies": job.copies, "unit": unit.as_dict(), "machine": dict(info),
         "devices": {p.name: {"sms": p.sms, "gpu": p.device} for p in parts}, "pinned": dict(session.pinned),
     }  # fmt: skip
     journal = Journal(job.out / workload.name / f"{unit.file_stem}.jsonl", facts)
@@ -269,7 +274,11 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
             key = plan_id(device_of)
             if job.late or journal.has("timing", key, depth) or not timed(job, lane):
                 continue
-            timing = session.time(device_of, depth)
+            if journal.has("fault", key, depth):
+                failed += 1
+                continue
+            with _last_words(journal, {"kind": "fault", "plan": key, "depth": depth, "lane": lane.name}):
+                timing = session.time(device_of, depth)
             if session.refused:
                 log(f"  segments, since: {session.refused}")
             row = {
@@ -327,9 +336,12 @@ def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) 
 
 @contextmanager
 def _last_words(journal: Journal, row: Mapping[str, Any]) -> Iterator[None]:
-    """A fault of the GPU ends the process: the row says where, so that the next call does not run into it again."""
+    """A fault or hang of the GPU ends the process: the row says where, so that the next call does not run into it
+    again."""
     try:
-        yield
+        hung = {**row, "fault": f"no end after {HANG_S:g} s"}
+        with watchdog(HANG_S, f"{row['kind']} of {row['lane']}", lambda: journal.add(hung)):
+            yield
     except torch.AcceleratorError as error:
         journal.add({**row, "fault": (str(error).splitlines() or [""])[0][:200]})
         raise

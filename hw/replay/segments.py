@@ -16,7 +16,7 @@ from cuda.bindings import driver as cuda
 from hw.capture.driver import call
 from hw.replay.arena import Arena
 from hw.replay.cut import Launch, Step
-from hw.replay.graph import Nodes
+from hw.replay.graph import ENGINE, KERNEL, Nodes
 from hw.replay.order import order
 from hw.replay.rows import Rows
 
@@ -54,8 +54,11 @@ def segments(chains: Sequence[Hashable], needs: Sequence[Sequence[int]]) -> list
 class SegmentRun:
     """Executable segments of `steps`; same use as `SplitGraph`."""
 
-    def __init__(self, steps: Sequence[Step], arenas: Mapping[str, Arena], rows: Mapping[int, Rows]) -> None:
-        nodes = Nodes(arenas, rows)
+    def __init__(
+        self, steps: Sequence[Step], arenas: Mapping[str, Arena], rows: Mapping[int, Rows], copies: str = ENGINE
+    ) -> None:
+        nodes = Nodes(arenas, rows, steps if copies == KERNEL else ())
+        self._nodes = nodes  # owns the captured copies
         chains = [s.device if isinstance(s, Launch) else (s.source, s.target) for s in steps]
         self.parts = segments(chains, order(steps, arenas))
         self.streams: dict[Hashable, torch.cuda.Stream] = {}

@@ -19,7 +19,7 @@ from hw.power import EnergyMeter, joules
 from hw.replay.arena import Arena, capture_arena, differences, handles
 from hw.replay.contents import bytes_at, delta_rows, differing, fill, gather, holds_nan, mark, poison
 from hw.replay.cut import Move, Step, brought, cut, remains
-from hw.replay.graph import SplitGraph
+from hw.replay.graph import ENGINE, KERNEL, SplitGraph
 from hw.replay.mutate import mutants
 from hw.replay.order import order
 from hw.replay.segments import SegmentRun
@@ -55,7 +55,12 @@ class Timing:
 class Session:
     """Captures of `unit` on every partition, one per slot."""
 
-    def __init__(self, workload: Workload, unit: UnitSpec, partitions: Sequence[Partition], depth: int = 1) -> None:
+    def __init__(
+        self, workload: Workload, unit: UnitSpec, partitions: Sequence[Partition], depth: int = 1, copies: str = ENGINE
+    ) -> None:
+        if copies == KERNEL and len({p.device for p in partitions}) > 1:
+            raise HardwareError("copies by kernels: the devices must be parts of one GPU")
+        self.copies = copies
         self.workload, self.unit, self.partitions = workload, unit, list(partitions)
         self.slots: list[dict[str, Arena]] = []
         self.streams: list[torch.cuda.Stream] = []
@@ -99,14 +104,14 @@ class Session:
         """The placement as one graph, or as segments where the driver has refused such a graph before."""
         steps: list[Step] = cut(self.trace, device_of, carry=True)
         if self.refused and not wrong:
-            return SegmentRun(steps, self.slots[slot], self.rows)
+            return SegmentRun(steps, self.slots[slot], self.rows, self.copies)
         try:
-            return SplitGraph(steps, self.slots[slot], self.rows, **wrong)
+            return SplitGraph(steps, self.slots[slot], self.rows, copies=self.copies, **wrong)
         except DriverError as error:
             if wrong or self.refused:
                 raise
             self.refused = str(error)
-            return SegmentRun(steps, self.slots[slot], self.rows)
+            return SegmentRun(steps, self.slots[slot], self.rows, self.copies)
 
     # Correctness
 

@@ -66,6 +66,7 @@ class Unit:
     model: str
     traces: Mapping[str, Trace]  # device -> trace
     hop: Hop | None
+    copies: str = "engine"  # what moved bytes between devices
 
     def __post_init__(self) -> None:
         first = next(iter(self.traces.values()))
@@ -109,7 +110,10 @@ def bench(unit: Unit) -> tuple[Mix, Cluster, MeasuredTimes]:
     hop = unit.hop or Hop(0.0, 1.0)
     specs = {n: whole_gpu(unit.traces[n]) for n in names}
     gpus = {n: replace(s, name=f"{s.name}/{n}", aliases=()) for n, s in specs.items()}
-    links = tuple(Link(a, b, hop.gbs * 8, hop.latency_ns / 1000, "measured") for a, b in combinations(names, 2))
+    links = tuple(
+        Link(a, b, hop.gbs * 8, hop.latency_ns / 1000, "measured", setup_us=hop.setup_ns / 1000, in_order=hop.in_order)
+        for a, b in combinations(names, 2)
+    )
     parts = unit.parts  # of one GPU, so they share its DRAM
     devices = tuple(Device(n, gpus[n], parts.get(n)) for n in names)
     cluster = Cluster("devices", devices, links, dram_domains=(tuple(names),) if len(parts) > 1 else ())

@@ -39,9 +39,15 @@ def read_runs(path: Path) -> Runs:
     return Runs(split, tuple((here / u["journal"], _unit(u, here)) for u in checked))
 
 
+#: What may have moved bytes between devices.
+COPIES = ("engine", "kernel")
+
+
 def journal_of(path: Path, unit: Unit) -> Journal:
     """The journal of a unit; InputError if it was run at another point or on other partitions than its traces."""
     journal = read_whole(path)
+    if journal.copies != unit.copies:
+        raise InputError(f"{path_text(path)}: its bytes were moved by {journal.copies} copies, not by {unit.copies}")
     for device, trace in unit.traces.items():
         own = trace.meta.unit
         for key in ("name", "batch", "tokens", "context"):
@@ -73,7 +79,9 @@ def _checked(u: Any, name: str) -> dict[str, Any]:
     """A [[unit]] with the keys and types that it must have."""
     if not isinstance(u, dict) or not isinstance(u.get("traces"), dict) or not u["traces"] or "journal" not in u:
         raise InputError(f"{name}: every [[unit]] needs 'journal' and a table 'traces' of devices")
-    _only(u, ("journal", "links", "launch", "traces"), name)
+    _only(u, ("journal", "links", "launch", "copies", "traces"), name)
+    if u.get("copies", COPIES[0]) not in COPIES:
+        raise InputError(f"{name}: copies is one of {', '.join(COPIES)}, not {shown(u['copies'])}")
     for key, value in [*u.items(), *u["traces"].items()]:
         if value is not u["traces"] and (not isinstance(value, str) or not value):
             raise InputError(f"{name}: {shown(key)} must be the path of a file, not {shown(value)}")
@@ -99,5 +107,6 @@ def _unit(u: Mapping[str, Any], here: Path) -> Unit:
     for device, path in u["traces"].items():
         trace = read_trace(here / path)
         traces[device] = trace if launch is None else replace(trace, meta=replace(trace.meta, launch=launch))
-    hop = read_hop(here / u["links"]) if "links" in u else None
-    return Unit(next(iter(traces.values())).meta.model, traces, hop)
+    copies = u.get("copies", COPIES[0])
+    hop = read_hop(here / u["links"], copies) if "links" in u else None
+    return Unit(next(iter(traces.values())).meta.model, traces, hop, copies)

@@ -208,7 +208,7 @@ class Context:
         return f"no (B, d) of the grid has B * d <= {self.limits.in_flight}"
 
     def limited_by(self, chosen: Scored, scored: Sequence[Scored]) -> str:
-        """What stopped a larger (B, d): the limit of the best option that is faster, else the batches to choose from."""
+        """What stopped a larger (B, d): the limit of the best option that is faster, else the end of the grid."""
         if self.limits.in_flight is not None:
             short = chosen.in_flight < self.limits.in_flight
             return f"in flight {chosen.in_flight} of {self.limits.in_flight}" if short else "in flight"
