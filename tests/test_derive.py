@@ -22,7 +22,7 @@ from tesserasim.derive.run import Options, derive, weight_bytes
 from tesserasim.derive.shard import Format, shard
 from tesserasim.derive.times import GAP_NS, ReferenceTimes, mxfp4_us
 from tesserasim.derive.unit import Unit, bytes_cost, cost
-from tesserasim.trace.model import Trace
+from tesserasim.trace.model import Trace, TraceMeta
 from tesserasim.trace.parquet import read_trace
 
 pytestmark = pytest.mark.quick
@@ -104,6 +104,76 @@ def test_experts_and_windows_are_those_of_the_captured_unit() -> None:
     for kind in ("gemm", "moe", "attention_prefill"):
         assert sum(k.flops for k in u.kernels if k.kind == kind) == sum(k.flops for k in real if k.kind == kind)
     assert {b.name for b in u.buffers.values() if "sinks" in b.name} == {f"layers.{i}.sinks" for i in range(24)}
+
+
+#: What a kernel does, by a word in its site; the first that fits, in order.
+ROLES = (
+    ("index_copy", "rope"), ("split_split", "rope"), ("wqkv", "wqkv"), ("attention", "attention"),
+    ("clone_transpose", "attention"), (".wo", "wo"), ("w13", "w13"), ("silu", "silu"), ("w2", "w2"),
+    ("router", "router"), ("moe_route", "route"), ("moe_up", "up"), ("moe_down", "down"), ("add_sum", "add"),
+    ("moe_sum", "add"), ("norm1", "norm1"), ("norm2", "norm2"), ("unsafe_view_add_mean", "norm2"),
+    ("rsqrt#1", "norm2"), ("rsqrt", "norm1"), ("add", "add"),
+)  # fmt: skip
+
+
+def role(site: str) -> str:
+    return next(name for word, name in ROLES if word in site)
+
+
+def layer_flow(trace: Trace, layer: str, without: tuple[str, ...] = ()) -> set[tuple[str, str, int]]:
+    """(writer, reader, bytes) of every activation that reaches a kernel of the layer."""
+    found = set()
+    for v in unit_flow(trace).values:
+        for r in v.readers if trace.buffers[v.buffer].role == "activation" else ():
+            writer, reader = trace.kernels[v.writer], trace.kernels[r]
+            if reader.module == layer and role(writer.site) not in without and role(reader.site) != role(writer.site):
+                found.add((role(writer.site), role(reader.site), v.nbytes))
+    return found
+
+
+def as_trace(name: str, u: Unit) -> Trace:
+    meta = TraceMeta("derived", name, {"name": u.phase}, "H200-SXM")
+    return Trace(meta, tuple(u.kernels), u.used_buffers())
+
+
+@pytest.mark.parametrize(("name", "file", "weights", "without"), [
+    ("Llama-3-8B", "llama-3-8b/decode-b32-c2048", "bf16", ()),
+    ("Llama-3-8B", "llama-3-8b/prefill-b1-t1024", "bf16", ()),
+    # What routing hands on is a matter of the kernel: sorted numbers there, choices and gains here.
+    ("gpt-oss-20b", "gpt-oss-20b/decode-b32-c2048", "mxfp4", ("route",)),
+    ("gpt-oss-20b", "gpt-oss-20b/prefill-b1-t1024", "mxfp4", ("route",)),
+])  # fmt: skip
+def test_what_flows_in_a_layer_is_what_flows_in_the_captured_one(
+    name: str, file: str, weights: str, without: tuple[str, ...]
+) -> None:
+    """Mutation: the add without the attention's output, the feed-forward without its norm -> fails."""
+    real = read_trace(TRACES / f"{file}.parquet")
+    at = real.meta.unit
+    made = as_trace(name, unit(name, at["phase"], at["batch"], at["tokens"], at["context"], weights))
+    flows = layer_flow(made, "layers.5", without)
+    assert flows == layer_flow(real, "layers.5", without) and len(flows) >= 11
+
+
+@pytest.mark.parametrize(("name", "tp"), [("Llama-3-8B", 1), ("DeepSeek-V3", 8), ("Mixtral-8x7B", 2)])
+def test_nothing_is_computed_in_vain_and_every_token_is_cached(name: str, tp: int) -> None:
+    """Mutation: the shared experts' output dropped, values not appended -> fails."""
+    for phase, tokens in (("decode", 1), ("prefill", 16)):
+        u = unit(name, phase, 4, tokens, 16, tp=tp)
+        read = {a.buffer for k in u.kernels for a in k.accesses if a.reads}
+        assert [b.name for b in u.buffers.values() if b.id not in read and b.role != "state"] == []
+        written = {b.name: 0 for b in u.buffers.values() if b.bytes_per_token}
+        names = list(u.buffers)
+        for a in (a for k in u.kernels for a in k.accesses if a.writes and names[a.buffer] in written):
+            written[names[a.buffer]] += a.nbytes
+        assert written == {n: 4 * tokens * u.buffers[n].bytes_per_token for n in written}
+
+
+def test_only_experts_that_get_a_token_are_read() -> None:
+    u = unit("Qwen3-235B-A22B", "decode", 1, 1, 16)
+    up = next(k for k in u.kernels if k.op == "moe_up")
+    assert up.read_bytes == pytest.approx(8 * 2 * 1536 * 4096 * 2, rel=0.01)
+    many = next(k for k in unit("Qwen3-235B-A22B", "decode", 256, 1, 16).kernels if k.op == "moe_up")
+    assert many.read_bytes == pytest.approx(128 * 2 * 1536 * 4096 * 2, rel=0.01)
 
 
 def test_a_group_halves_what_it_should() -> None:
