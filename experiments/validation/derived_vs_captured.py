@@ -1,12 +1,14 @@
 """Derived units against captured ones on an H200: how far is a model of the configuration alone from the machine?
 
-    python experiments/validation/derived_vs_captured.py [--parts] [--csv FILE] [--unpack TABLE] [--collectives TABLE]
+    python experiments/validation/derived_vs_captured.py [--parts] [--plain] [--csv FILE]
+        [--unpack TABLE] [--collectives TABLE]
 
 Llama-3-8B (bf16) and gpt-oss-20b (MXFP4 experts) are derived at every captured point of their grids (prompts without a
 past, decode steps). Compared is the time of a unit, durations and gaps as a replay without the profiler has them, on
 both sides; launch cost and residual are left out on both. The bar is 15 % for every unit.
 
-`--parts` splits the difference by what kernels do. `--unpack` fits again, to published rows alone, what unpacking a
+`--parts` splits the difference by what kernels do, `--plain` leaves the benchmarks their floors (what the errors were
+before that rule). `--unpack` fits again, to published rows alone, what unpacking a
 4-bit weight costs (tesserasim.derive.times), and `--collectives` compares the all-reduce with published NCCL rows.
 """
 
@@ -58,7 +60,9 @@ def _point(t: Trace) -> tuple[str, int, int]:
     return t.unit, int(u["batch"]), int(u["tokens"] if t.unit == "prefill" else u["context"])
 
 
-def derived(model: str, wanted: dict[tuple[str, int, int], Trace]) -> dict[tuple[str, int, int], Trace]:
+def derived(
+    model: str, wanted: dict[tuple[str, int, int], Trace], floors: bool = True
+) -> dict[tuple[str, int, int], Trace]:
     """The same points from the configuration."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / f"{model}.json"
@@ -67,6 +71,7 @@ def derived(model: str, wanted: dict[tuple[str, int, int], Trace]) -> dict[tuple
             prefill=tuple(sorted({x for unit, _, x in wanted if unit == "prefill"})) or (256,),
             batches=tuple(sorted({b for unit, b, _ in wanted if unit == "decode"})),
             contexts=tuple(sorted({x for unit, _, x in wanted if unit == "decode"})),
+            floors=floors,
             most_cached=max(b * x for unit, b, x in wanted if unit == "decode"),
         )
         made = {_point(t): t for t in derive(config, options).traces}
@@ -100,10 +105,10 @@ def by_role(t: Trace) -> dict[str, float]:
     return found
 
 
-def compare(model: str, parts: bool) -> Iterator[tuple[str, str, int, int, float, float, float]]:
+def compare(model: str, parts: bool, floors: bool = True) -> Iterator[tuple[str, str, int, int, float, float, float]]:
     """Prints a row per unit and yields (model, unit, batch, x, captured us, derived us, error)."""
     known = captured(model)
-    made = derived(model, known)
+    made = derived(model, known, floors)
     for point, trace in sorted(made.items()):
         real, modelled = unit_us(known[point]), unit_us(trace)
         error = modelled / real - 1.0
@@ -156,6 +161,7 @@ def collectives(table: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", action="store_true", help="split the difference by what kernels do")
+    parser.add_argument("--plain", action="store_true", help="with the floors of the benchmarks")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--unpack", type=Path, metavar="TABLE", help="fit UNPACK again to this MoE table")
     parser.add_argument("--collectives", type=Path, metavar="TABLE", help="compare with this NCCL table")
@@ -164,7 +170,7 @@ def main() -> int:
         unpacking(options.unpack)
     if options.collectives:
         collectives(options.collectives)
-    rows = [row for model in CONFIGS for row in compare(model, options.parts)]
+    rows = [row for model in CONFIGS for row in compare(model, options.parts, not options.plain)]
     for model in (*CONFIGS, ""):
         errors = np.array([row[-1] for row in rows if model in ("", row[0])])
         missed = int((abs(errors) > BAR).sum())

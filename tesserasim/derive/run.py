@@ -49,6 +49,7 @@ class Options:
     prefill: tuple[int, ...] = PREFILL
     batches: tuple[int, ...] = BATCHES
     contexts: tuple[int, ...] = CONTEXTS
+    floors: bool = True  # False: times keep the floors of the benchmarks (tesserasim.derive.times)
     most_cached: int = MOST_CACHED  # tokens in the cache of a decode step, unless it is of the smallest batch
 
 
@@ -90,7 +91,7 @@ def derive(config: str | Path, options: Options) -> Derived:
         if not 1 <= getattr(options, key) <= most:
             raise InputError(f"--{key.replace('_', '-')} must lie between 1 and {most}, not {getattr(options, key)}")
     gpu = find_gpu(options.gpu)
-    times = ReferenceTimes(gpu)
+    times = ReferenceTimes(gpu, options.floors)
     link = group_link(gpu, options.link)
     plan = Plan(rank, form, options.tp, link)
     label = mix_name(model, form, options.tp)

@@ -63,10 +63,10 @@ class Priced:
 
 
 class ReferenceTimes:
-    """Prices kernels on one GPU; equal shapes are priced once."""
+    """Prices kernels on one GPU; equal shapes are priced once. Without `floors` those of the benchmarks stay."""
 
-    def __init__(self, gpu: GpuSpec) -> None:
-        self.gpu, self.figures = gpu, specs([gpu])
+    def __init__(self, gpu: GpuSpec, floors: bool = True) -> None:
+        self.gpu, self.figures, self.floors = gpu, specs([gpu]), floors
         self._known: dict[Cost, float] = {}
 
     def price(self, costs: Sequence[Cost]) -> Priced:
@@ -82,7 +82,7 @@ class ReferenceTimes:
         parts = sum(self._known[_plain(w)] for w in c.without)
         launched = ONE_KERNEL_US * (c.kernels + len(c.without))
         floor = {"mxfp4": FLOOR_US["moe"], "gemm": launched, "elementwise": launched, "analytic": 0.0}
-        surplus = floor.get(c.kind, FLOOR_US.get(c.kind, launched)) - launched
+        surplus = (floor.get(c.kind, FLOOR_US.get(c.kind, launched)) - launched) if self.floors else 0.0
         return max(whole - surplus - parts, 0.5 * whole) * c.share
 
     def _fill(self, costs: Sequence[Cost]) -> None:
