@@ -147,7 +147,8 @@ def step_shared(program, lanes, goals):
             for k, queue in queues.items():
                 if queue and k not in carrying:
                     cohort, send = queue.pop(0)
-                    carrying[k] = (t + -(-send.nbytes * 10**9 // program.channels[k].bytes_per_s), cohort, send)
+                    c = program.channels[k]
+                    carrying[k] = (t + c.setup_ns - (-send.nbytes * 10**9 // c.bytes_per_s), cohort, send)
                     changed = True
         for a in [a for a in arrivals if a[0] == t]:
             a[1]["arrived"].add(a[2])

@@ -3,7 +3,8 @@
 Streams, links, slots and moments are those of `simpy_engine.py`. What differs: every ready head starts, and when a
 kernel starts or ends, the rates of all kernels on the devices of its DRAM are found anew (`fluid.py`). Work is kept
 in ns * 2^20: at each change of its rate rem -= rate * dt, and the kernel ends at now + ceil(rem / rate).
-A change leaves the event of the former end in the queue: it is *stale*, ends nothing, but may close its moment.
+Of all kernels of a DRAM only the next to end has an event. A change leaves the former one in the queue: it is *stale*,
+ends nothing, but may close its moment.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class _Running:
 
     __slots__ = ("end", "key", "load", "rate", "rem", "since", "started", "stream")
 
-    def __init__(self, stream: Stream, load: Load, work: int, now: int, key: int) -> None:
-        self.stream, self.load, self.rem, self.key = stream, load, work, key
+    def __init__(self, stream: Stream, load: int, work: int, now: int, key: int) -> None:
+        self.stream, self.load, self.rem, self.key = stream, load, work, key  # load: its number
         self.started = self.since = now
         self.rate = 0
         self.end = NEVER  # as things stand
@@ -50,13 +51,14 @@ class _SharedDevice(Device):
 
 
 class _Dram:
-    """A DRAM, and what runs on its devices."""
+    """A DRAM, what runs on its devices, and which of that ends next: the event that carries this object is valid."""
 
-    __slots__ = ("changed", "running")
+    __slots__ = ("changed", "next", "running")
 
     def __init__(self) -> None:
         self.running: list[_Running] = []
         self.changed = False
+        self.next: Event | None = None
 
 
 class SharedRun(SimpyRun):
@@ -65,7 +67,9 @@ class SharedRun(SimpyRun):
     def __init__(self, program: Program, lanes: list[int], result: SimResult) -> None:
         self.drams: dict[int, _Dram] = {}
         self.changed: list[_Dram] = []
-        self.known: dict[tuple[Load, ...], list[int]] = {}
+        self.numbers: dict[Load, int] = {}
+        self.loads: list[Load] = []
+        self.known: dict[tuple[int, ...], list[int]] = {}
         self.log = result.rates
         classes = sorted({program.lanes[i].priority for i in lanes})
         self.rank = {i: classes.index(program.lanes[i].priority) for i in lanes}
@@ -75,15 +79,15 @@ class SharedRun(SimpyRun):
         return _SharedDevice(self, self.drams.setdefault(self.program.domain(index), _Dram()))
 
     def _kernel_ended(self, event: Event) -> None:
-        running, end = event._value
+        running, dram = event._value
         now = self.env._now
-        if running.end == end:
-            running.end = NEVER
+        if dram.next is event:
             stream: Stream = running.stream
             device = self.devices[stream.program.device]
             assert isinstance(device, _SharedDevice)
-            device.dram.running.remove(running)
-            self._note(device.dram)
+            dram.running.remove(running)
+            self._note(dram)
+            self._next_end(dram, now)
             device.count -= 1
             if not device.count:
                 device.busy += now - device.started
@@ -126,8 +130,11 @@ class SharedRun(SimpyRun):
             duration -= p.shave[i]
         lane = stream.cohort.lane
         load = Load(p.device, self.rank[lane], p.sm[i], p.dram[i])
+        number = self.numbers.setdefault(load, len(self.loads))
+        if number == len(self.loads):
+            self.loads.append(load)
         key = self.keys[lane, p.device][i] + stream.tie
-        device.dram.running.append(_Running(stream, load, duration * ONE, now, key))
+        device.dram.running.append(_Running(stream, number, duration * ONE, now, key))
         self._note(device.dram)
         if not device.count:
             device.started = now
@@ -140,21 +147,31 @@ class SharedRun(SimpyRun):
         if found is None:
             if len(self.known) == _KEPT:
                 self.known.clear()
-            found = self.known[loads] = rates(loads, self.program.sharing)
+            found = self.known[loads] = rates([self.loads[n] for n in loads], self.program.sharing)
         for x, rate in zip(dram.running, found, strict=True):
             if rate == x.rate and x.started != now:
                 continue
             x.rem -= x.rate * (now - x.since)
             x.since, x.rate = now, rate
             x.end = now - (-x.rem // rate) if rate else NEVER
-            if rate:
-                event = Event(self.env)
-                event._ok, event._value = True, (x, x.end)
-                event.callbacks = [self._kernel_ended]
-                self.env.schedule(event, x.key, x.end - now)
             if self.log is not None:
                 c, p = x.stream.cohort, x.stream.program
                 self.log.append(Rate(now, p.device, c.lane, c.number, x.stream.at, rate))
+        self._next_end(dram)
+
+    def _next_end(self, dram: _Dram, at: int | None = None) -> None:
+        """Schedule the next end on a DRAM, as things stand; with `at`, only if it is at that time."""
+        dram.next = None
+        first: _Running | None = None
+        for x in dram.running:
+            if x.end != NEVER and (first is None or x.end < first.end or (x.end == first.end and x.key < first.key)):
+                first = x
+        if first is None or (at is not None and first.end > at):
+            return
+        event = dram.next = Event(self.env)
+        event._ok, event._value = True, (first, dram)
+        event.callbacks = [self._kernel_ended]
+        self.env.schedule(event, first.key, first.end - self.env._now)
 
     def _account(self) -> None:
         """As ever; kernels under way get slices that end as things stand, or behind the end if they stand still."""
