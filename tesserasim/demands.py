@@ -59,7 +59,7 @@ def achievable_gbs(trace: Trace, gpu: GpuSpec) -> float:
     the catalogue's."""
     measured = trace.meta.extra.get("copy_gbs")
     try:
-        own = find_gpu(trace.meta.gpu)
+        own = find_gpu(trace.meta.gpu.partition("/")[0])  # "GPU/64sm" is a part of one
     except InputError:
         return gpu.dram_gbs
     usable = isinstance(measured, int | float) and measured > 0 and own.dram_gbs == gpu.dram_gbs

@@ -9,7 +9,7 @@ import pytest
 from shared_cases import lane, shared, stream
 
 from tesserasim.errors import InputError
-from tesserasim.sim.calibrate import FITTED, Pair, Solo, calibrate, together_ns
+from tesserasim.sim.calibrate import Pair, Solo, calibrate, together_ns
 from tesserasim.sim.engine import run
 from tesserasim.sim.sharing import ONE, Sharing, sharing_of
 
@@ -47,8 +47,9 @@ def test_constants_are_found_again():
     Mutation that fails here: start `first` from the slower kernel in `together_ns`.
     """
     found = calibrate(pairs_of(random.Random(5), TRUE, noise=0.01))
-    for name in FITTED:
+    for name in ("sm_efficiency", "dram_efficiency", "corun_rate"):
         assert getattr(found.constants, name) / getattr(TRUE, name) == pytest.approx(1.0, abs=0.015), name
+    assert found.constants.dram_byte_share == ONE
     assert 0.005 < found.rms < 0.015 and found.undecided == ()
 
 
@@ -77,7 +78,7 @@ def test_what_the_pairs_do_not_show_stays():
     """Kernels that fit beside each other say nothing about what sharing a full resource costs."""
     small = Solo(ONE // 8, ONE // 8, 10_000)
     found = calibrate([Pair(small, small, 11_000), Pair(small, dataclasses.replace(small, ns=20_000), 21_000)])
-    assert found.undecided == ("sm_efficiency", "dram_efficiency")
+    assert found.undecided == ("sm_efficiency", "dram")
     assert found.constants.sm_efficiency == found.constants.dram_efficiency == ONE
     assert found.constants.corun_rate < ONE
     assert list(found.document("two pairs")) == ["corun_rate"]
@@ -85,8 +86,22 @@ def test_what_the_pairs_do_not_show_stays():
 
 def test_the_document_can_be_read_back():
     found = calibrate(pairs_of(random.Random(8), TRUE, count=20))
-    entries = {**found.document("pairs of a test"), "dram_byte_share": {"value": 1.0}}
-    assert sharing_of(entries) == found.constants
+    assert set(found.document("pairs of a test")) == {f.name for f in dataclasses.fields(Sharing)}
+    assert sharing_of(found.document("pairs of a test")) == found.constants
+
+
+def test_on_two_devices_the_dram_alone_is_shared():
+    """Two kernels that need 9/8 of a DRAM each by their bytes, of which 2/3 reach it: 3/4 each, 3/2 times as long."""
+    big, small = Solo(ONE, 9 * ONE // 8, 3000), Solo(ONE, ONE // 8, 3000)
+    sharing = Sharing(ONE, ONE, ONE, round(ONE * 2 / 3))
+    assert together_ns(big, big, sharing, apart=True) == pytest.approx(4500, rel=1e-5)
+    assert together_ns(big, small, sharing, apart=True) == pytest.approx(3000, rel=1e-5)
+    assert together_ns(big, big, sharing) == pytest.approx(6000, rel=1e-5)  # on one device the SMs, too
+    cases = ((big, big, True), (big, small, True), (big, small, False), (small, small, False))
+    pairs = [Pair(a, b, together_ns(a, b, sharing, apart), apart) for a, b, apart in cases]
+    found = calibrate(pairs)
+    assert found.constants.dram_byte_share / ONE == pytest.approx(2 / 3, abs=1e-3) and found.rms < 1e-4
+    assert found.constants.dram_efficiency == ONE
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
