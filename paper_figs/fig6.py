@@ -1,6 +1,6 @@
 """Figure 6: throughput of the policies on three pairs of GPUs, both sides over the left GPU alone.
 
-    python -m tesserasim sweep paper_figs/fig6.toml          # ours, on one core about six minutes
+    python -m tesserasim sweep paper_figs/fig6.toml          # ours, on one core a quarter of an hour
     python paper_figs/fig6.py [RESULTS] [STEM]
 
 reads RESULTS/summary.parquet (default: results/fig6; the default sweep's results serve too, for the models it has) and
