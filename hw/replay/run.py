@@ -269,28 +269,49 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partitio
             facts["pinned"] = dict(session.pinned)
             journal.add({"kind": "pinned", "depth": depth, "sites": facts["pinned"]})
             log(f"  at depth {depth} {len(session.pinned)} sites are pinned: {next(iter(session.pinned.values()))}")
-        for lane in todo:
-            device_of = session.devices(lane)
-            key = plan_id(device_of)
-            if job.late or journal.has("timing", key, depth) or not timed(job, lane):
-                continue
-            if journal.has("fault", key, depth):
-                failed += 1
-                continue
-            with _last_words(journal, {"kind": "fault", "plan": key, "depth": depth, "lane": lane.name}):
-                timing = session.time(device_of, depth)
-            if session.refused:
-                log(f"  segments, since: {session.refused}")
-            row = {
-                "kind": "timing", "plan": key, "lane": lane.name, "segments": bool(session.refused),
-                "device_of": _runs(device_of),
-            }  # fmt: skip
-            journal.add({**row, **timing.as_dict()})
-            log(f"  {lane.name} d{depth}: {timing.as_dict()['units_per_s']:.2f}/s")
-            if job.timelines:
-                name = f"{unit.file_stem}.{lane.name}.d{depth}.json"
-                session.timeline(device_of, depth, job.out / workload.name / name)
+        failed += _times(job, session, journal, todo, depth)
+        _replicas(job, session, journal, depth)
     return failed
+
+
+def _times(job: Job, session: Session, journal: Journal, todo: Sequence[Lane], depth: int) -> int:
+    failed, stem = 0, session.unit.file_stem
+    for lane in todo:
+        device_of = session.devices(lane)
+        key = plan_id(device_of)
+        if job.late or journal.has("timing", key, depth) or not timed(job, lane):
+            continue
+        if journal.has("fault", key, depth):
+            failed += 1
+            continue
+        with _last_words(journal, {"kind": "fault", "plan": key, "depth": depth, "lane": lane.name}):
+            timing = session.time(device_of, depth)
+        if session.refused:
+            log(f"  segments, since: {session.refused}")
+        row = {
+            "kind": "timing", "plan": key, "lane": lane.name, "segments": bool(session.refused),
+            "device_of": _runs(device_of),
+        }  # fmt: skip
+        journal.add({**row, **timing.as_dict()})
+        log(f"  {lane.name} d{depth}: {timing.as_dict()['units_per_s']:.2f}/s")
+        if job.timelines:
+            session.timeline(device_of, depth, job.out / session.workload.name / f"{stem}.{lane.name}.d{depth}.json")
+    return failed
+
+
+def _replicas(job: Job, session: Session, journal: Journal, depth: int) -> None:
+    """Every device runs whole units in `depth` slots of its own, all at once: what splitting has to beat. Where that
+    takes no more slots than there are anyway."""
+    names = [p.name for p in session.partitions]
+    slots = [name for name in names for _ in range(depth)]
+    if job.late or len(slots) > max(job.depths) or any(journal.has(k, "replicas", depth) for k in ("group", "fault")):
+        return
+    session.deepen(len(slots))
+    count = len(session.trace.kernels)
+    with _last_words(journal, {"kind": "fault", "plan": "replicas", "depth": depth, "lane": "replicas"}):
+        found = session.time_together([[name] * count for name in slots])
+    journal.add({"kind": "group", "plan": "replicas", "depth": depth, "slots": slots, **found.as_dict()})
+    log(f"  replicas d{depth} each: {found.as_dict()['units_per_s']:.2f}/s")
 
 
 def _checks(job: Job, session: Session, journal: Journal, todo: Sequence[Lane]) -> int:

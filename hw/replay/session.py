@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,11 @@ import torch
 
 from hw.errors import DriverError, HardwareError
 from hw.partition import Partition
-from hw.power import EnergyMeter, joules
 from hw.replay.arena import Arena, capture_arena, differences, handles
 from hw.replay.contents import bytes_at, delta_rows, differing, fill, gather, holds_nan, mark, poison
 from hw.replay.cut import Move, Step, brought, cut, remains
 from hw.replay.graph import ENGINE, KERNEL, SplitGraph
+from hw.replay.loop import Group, Plain, Timing, burst, closed_loop, together
 from hw.replay.mutate import mutants
 from hw.replay.order import order
 from hw.replay.segments import SegmentRun
@@ -30,26 +28,6 @@ from tesserasim.trace.model import Trace
 
 _CYCLES_PER_S = 2_000_000_000  # about
 _SPIN_CYCLES = _CYCLES_PER_S // 500  # 2 ms
-_AHEAD_CYCLES = 2_000_000
-_SETTLE_S, _REST_S = 0.15, 0.05
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Measured closed loop of one placement: bursts of `launches` per slot."""
-
-    depth: int
-    launches: int
-    per_s: tuple[float, ...]  # units completed per second, a figure per burst
-    latency_ms: tuple[float, ...]  # median time of a launch in its slot, a figure per burst
-    energy_j: float | None  # of one unit
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "depth": self.depth, "launches": self.launches, "units_per_s": statistics.median(self.per_s),
-            "units_per_s_all": list(self.per_s), "latency_ms": statistics.median(self.latency_ms),
-            "latency_ms_all": list(self.latency_ms), "energy_j": self.energy_j,
-        }  # fmt: skip
 
 
 class Session:
@@ -249,7 +227,7 @@ class Session:
         try:
             for slot in range(depth):
                 self.prepare(device_of, seed=1, slot=slot)
-            return self._time(graphs, bursts, burst_s)
+            return closed_loop(graphs, self.streams, bursts, burst_s)
         finally:
             torch.cuda.synchronize()
             for g in graphs:
@@ -259,7 +237,19 @@ class Session:
         """The captured graph of the first device itself, not made again: what the builder must not slow down."""
         home = self.partitions[0].name
         self.prepare([home] * len(self.trace.kernels), seed=1)
-        return self._time([_Plain(self._ready(self.slots[0][home]))], bursts, burst_s)
+        return closed_loop([Plain(self._ready(self.slots[0][home]))], self.streams, bursts, burst_s)
+
+    def time_together(self, placements: Sequence[Sequence[str]], bursts: int = 4, burst_s: float = 0.12) -> Group:
+        """Closed loops of slots with a placement each, all at once: lanes of one plan, or replicas."""
+        graphs = [self.build(device_of, slot) for slot, device_of in enumerate(placements)]
+        try:
+            for slot, device_of in enumerate(placements):
+                self.prepare(device_of, seed=1, slot=slot)
+            return together(graphs, self.streams, bursts, burst_s)
+        finally:
+            torch.cuda.synchronize()
+            for g in graphs:
+                g.close()
 
     def timeline(self, device_of: Sequence[str], depth: int, path: Path, launches: int = 3) -> None:
         """A few launches per slot as the profiler sees them: a Kineto file, which Perfetto opens and `export` reads."""
@@ -269,68 +259,15 @@ class Session:
         try:
             for slot in range(depth):
                 self.prepare(device_of, seed=1, slot=slot)
-            _burst(graphs, self.streams[:depth], launches)
+            burst(graphs, self.streams, [launches] * depth)
             with profile(activities=[ProfilerActivity.CUDA]) as prof:
-                _burst(graphs, self.streams[:depth], launches)
+                burst(graphs, self.streams, [launches] * depth)
             path.parent.mkdir(parents=True, exist_ok=True)
             prof.export_chrome_trace(str(path))
         finally:
             torch.cuda.synchronize()
             for g in graphs:
                 g.close()
-
-    def _time(self, graphs: Sequence[SplitGraph | SegmentRun | _Plain], bursts: int, burst_s: float) -> Timing:
-        streams = self.streams[: len(graphs)]
-        once = _burst(graphs, streams, 2)[0] / 2
-        launches = max(3, int(burst_s / once))
-        until = time.monotonic() + _SETTLE_S
-        while time.monotonic() < until:
-            _burst(graphs, streams, 2)
-        meter = EnergyMeter()
-        rates, latencies = [], []
-        before = meter.millijoules()
-        for _ in range(bursts):
-            seconds, latency = _burst(graphs, streams, launches)
-            rates.append(len(graphs) * launches / seconds)
-            latencies.append(statistics.median(latency) * 1e3)
-        energy = joules(before, meter.millijoules())
-        units = bursts * len(graphs) * launches
-        per_unit = energy / units if energy is not None else None
-        return Timing(len(graphs), launches, tuple(rates), tuple(latencies), per_unit)
-
-
-class _Plain:
-    """A captured graph as it is, launched like a split one."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.graph = arena.graphed.graph
-
-    def launch(self, stream: torch.cuda.Stream) -> None:
-        with torch.cuda.stream(stream):
-            self.graph.replay()
-
-
-def _burst(
-    graphs: Sequence[SplitGraph | SegmentRun | _Plain], streams: Sequence[torch.cuda.Stream], launches: int
-) -> tuple[float, list[float]]:
-    """(seconds from start to the last end, seconds of every launch) of `launches` per slot, submitted ahead."""
-    torch.cuda.synchronize()
-    begin = torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(_AHEAD_CYCLES)
-    begin.record()
-    marks: list[list[torch.cuda.Event]] = [[] for _ in graphs]
-    for s in streams:
-        s.wait_event(begin)
-    for _ in range(launches):
-        for graph, stream, ends in zip(graphs, streams, marks, strict=True):
-            graph.launch(stream)
-            end = torch.cuda.Event(enable_timing=True)
-            end.record(stream)
-            ends.append(end)
-    torch.cuda.synchronize()
-    total = max(begin.elapsed_time(m[-1]) for m in marks) * 1e-3
-    each = [a.elapsed_time(b) * 1e-3 for m in marks for a, b in zip([begin, *m], m, strict=False)]
-    return total, each
 
 
 def workspace_pairs(trace: Trace) -> list[tuple[str, str]]:
