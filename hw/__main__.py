@@ -57,6 +57,16 @@ def _depths(text: str) -> tuple[int, ...]:
     return found
 
 
+def _devices(text: str) -> Any:
+    """Devices of a list; argparse says what is wrong with it."""
+    from hw.devices import parse_devices
+
+    try:
+        return parse_devices(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _tries(text: str) -> int:
     """How many random placements or mutations."""
     found = _count(text)
@@ -91,8 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--model", required=True, help="as for capture")
     r.add_argument("--units", default="", help="comma-separated unit names; default: the model's whole grid")
     r.add_argument(
+        "--devices", type=_devices, default=(), metavar="LIST",
+        help="e.g. 0:64,0:68 or 0:64,1~32: GPU, its multiprocessors, and ~ those that take bandwidth beside it "
+        "(default: every GPU)",
+    )  # fmt: skip
+    r.add_argument(
         "--sms", type=_counts, default=(),
-        help="multiprocessors of each partition of GPU 0, e.g. 64,68; default: every GPU is a device",
+        help="multiprocessors of each partition of GPU 0: 64,68 is --devices 0:64,0:68",
     )  # fmt: skip
     r.add_argument(
         "--backend", choices=("cudagraph", "aten"), default="cudagraph",
@@ -146,10 +161,12 @@ def _fits_together(parser: argparse.ArgumentParser, args: argparse.Namespace) ->
     """An option that the others leave without effect is an error, not ignored."""
     if args.pairs and not args.profile:
         parser.error("replay: --pairs goes with --profile")
+    if args.sms and args.devices:
+        parser.error("replay: --sms and --devices say the same; give one")
     if args.links and args.profile:
         parser.error("replay: --links and --profile are runs of their own; give one")
     if args.backend == "aten":
-        for name in ("profile", "links", "timelines", "sms", "mutations", "timed"):
+        for name in ("profile", "links", "timelines", "sms", "devices", "mutations", "timed"):
             if getattr(args, name):
                 parser.error(f"replay: --{name} needs --backend cudagraph; aten checks placements, without times")
         if args.copies != "engine":
@@ -193,11 +210,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "replay":
         import time
 
+        from hw.devices import DeviceSpec
         from hw.replay.profile import links, profile
         from hw.replay.run import Job, replay
 
         job = Job(
-            args.model, tuple(u for u in args.units.split(",") if u), args.sms, tuple(Path(p) for p in args.plan),
+            args.model, tuple(u for u in args.units.split(",") if u),
+            args.devices or tuple(DeviceSpec(0, n) for n in args.sms), tuple(Path(p) for p in args.plan),
             args.random, args.depth, args.mutations, Path(args.out), time.monotonic() + args.limit_s, args.seed,
             args.timelines, args.pairs, args.timed, args.copies,
         )  # fmt: skip

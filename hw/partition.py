@@ -48,8 +48,11 @@ def whole(device: int = 0, name: str = "gpu0") -> Partition:
     return Partition(name, torch.cuda.get_device_properties(device).multi_processor_count, device)
 
 
-def split(sms: Sequence[int], device: int = 0, names: Sequence[str] = ("a", "b", "c", "d")) -> list[Partition]:
-    """Disjoint partitions with about `sms` multiprocessors each: rounded up to eights, the last takes what is left.
+def split(
+    sms: Sequence[int], device: int = 0, names: Sequence[str] = ("a", "b", "c", "d"), rest: bool = True
+) -> list[Partition]:
+    """Disjoint partitions with about `sms` multiprocessors each: rounded up to eights; with `rest` the last takes what
+    is left.
 
     HardwareError if the GPU has fewer, or its driver knows no green contexts.
     """
@@ -64,8 +67,8 @@ def split(sms: Sequence[int], device: int = 0, names: Sequence[str] = ("a", "b",
         if available < min(count, GRANULE):
             raise HardwareError(f"partition {name}: {count} multiprocessors wanted, {available} left")
         piece = left
-        if i + 1 < len(sms):
-            want = -(-count // GRANULE) * GRANULE
+        want = -(-count // GRANULE) * GRANULE
+        if i + 1 < len(sms) or (not rest and available > want):
             result = cuda.cuDevSmResourceSplitByCount(1, left, 0, want)
             groups, number, left = call(result, "cuDevSmResourceSplitByCount")
             if not number:

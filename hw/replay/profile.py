@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hw.capture.run import capture_unit, machine
+from hw.devices import Devices
 from hw.errors import HardwareError
 from hw.partition import Partition
 from hw.replay.graph import COPIES_BY, ENGINE
@@ -20,43 +21,45 @@ def links(job: Job) -> int:
     """Hops between the first two devices, by a line of `out`/links.jsonl; not again if it is there."""
     from hw.replay.links import HANG_S, measure
 
-    parts, info = devices(job.sms), machine()
-    journal = Journal(job.out / "links.jsonl", {"machine": info, "sms": [p.sms for p in parts]})
+    found, info = devices(job.devices), machine()
+    parts = found.parts
+    journal = Journal(job.out / "links.jsonl", {"machine": info, "devices": found.facts()})
     for copies in COPIES_BY if parts[0].device == parts[1].device else (ENGINE,):
         if not journal.has("link", copies):
-            with watchdog(HANG_S, f"links by {copies} copies"):
-                found = measure(parts[0], parts[1], copies)
-            journal.add({**found, "plan": copies, "sms": [p.sms for p in parts]})
-            log(f"link by {copies} copies: {found['link']}")
+            with watchdog(HANG_S, f"links by {copies} copies"), found.throttled():
+                row = measure(parts[0], parts[1], copies)
+            journal.add({**row, "plan": copies})
+            log(f"link by {copies} copies: {row['link']}")
     return 0
 
 
 def profile(job: Job) -> int:
     """Kernel times of units on every device, as traces under `out`/profile/<device>/<model>; with `job.pairs` also
     how their kernels slow each other down, under `out`/pairs/<model>."""
-    parts, workload, info = devices(job.sms), load_workload(job.model), machine()
+    found, workload, info = devices(job.devices), load_workload(job.model), machine()
     for unit in chosen_units(job, workload):
-        with repeatable(unit):
-            traces = [_profiled(job, workload, unit, p, info) for p in parts if not job.late]
-            if job.pairs and len(traces) == len(parts) and not job.late:
-                _pairs(job, workload, unit, parts, traces[0], info)
+        with repeatable(unit), found.throttled():
+            names = {p.name: found.gpu_name(info["gpu"], p) for p in found.parts}
+            traces = [_profiled(job, workload, unit, p, {**info, "gpu": names[p.name]})
+                      for p in found.parts if not job.late]  # fmt: skip
+            if job.pairs and len(traces) == len(found.parts) and not job.late:
+                _pairs(job, workload, unit, found, traces[0], info)
     return 0
 
 
 def _profiled(job: Job, workload: Workload, unit: UnitSpec, part: Partition, info: Mapping[str, Any]) -> Trace:
-    """The unit's trace on one device, from disk if it is there."""
+    """The unit's trace on one device, which `info` names, from disk if it is there."""
     from hw.capture.assemble import assemble
     from tesserasim.trace.parquet import read_trace, write_trace
 
     path = job.out / "profile" / part.name / workload.name / f"{unit.file_stem}.parquet"
-    gpu = f"{info['gpu']}/{part.sms}sm"
     if path.exists():
         kept = read_trace(path)
-        if kept.meta.gpu != gpu:
-            raise HardwareError(f"{path}: measured on {kept.meta.gpu}, not on {gpu}; give another --out")
+        if kept.meta.gpu != info["gpu"]:
+            raise HardwareError(f"{path}: measured on {kept.meta.gpu}, not on {info['gpu']}; give another --out")
         return kept
     captured = capture_unit(workload, unit, stream=part.stream())
-    trace = assemble(workload, captured, {**info, "gpu": gpu})
+    trace = assemble(workload, captured, dict(info))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(trace, path)
     log(f"{workload.name} {unit.file_stem} on {part.name} ({part.sms} SMs): {captured.e2e_ns['median'] / 1e6:.3f} ms")
@@ -64,15 +67,15 @@ def _profiled(job: Job, workload: Workload, unit: UnitSpec, part: Partition, inf
 
 
 def _pairs(
-    job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partition], trace: Trace, info: Mapping[str, Any]
+    job: Job, workload: Workload, unit: UnitSpec, found: Devices, trace: Trace, info: Mapping[str, Any]
 ) -> None:
     from hw.replay.pairs import measure
 
-    facts = {"machine": info, "sms": [p.sms for p in parts], "model": workload.name}
+    facts = {"machine": info, "devices": found.facts(), "model": workload.name}
     journal = Journal(job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl", facts)
     if journal.has("end", ""):
         return
-    session = Session(workload, unit, parts)
+    session = Session(workload, unit, found.parts)
     for row in measure(session, [k.duration_ns for k in trace.kernels], known=lambda p: journal.has("pair", p)):
         journal.add(row)
         if job.late:

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from hw.capture.run import machine
+from hw.devices import Devices, DeviceSpec, make_devices
 from hw.errors import HardwareError
 from hw.journals import MAX_JOURNAL_BYTES
-from hw.partition import Partition, split, whole
 from hw.replay.session import Session, random_devices
 from hw.watchdog import watchdog
 from hw.workloads import UnitSpec, Workload, load_workload
@@ -51,7 +51,7 @@ class Job:
 
     model: str
     units: tuple[str, ...]
-    sms: tuple[int, ...]  # multiprocessors of each partition; empty: every GPU is a device
+    devices: tuple[DeviceSpec, ...]  # empty: every GPU is a device
     plans: tuple[Path, ...]
     random: int
     depths: tuple[int, ...]
@@ -69,15 +69,14 @@ class Job:
         return time.monotonic() > self.deadline
 
 
-def devices(sms: Sequence[int]) -> list[Partition]:
-    """Partitions of GPU 0, or all GPUs."""
+def devices(specs: Sequence[DeviceSpec]) -> Devices:
+    """The devices asked for, or all GPUs."""
     if not torch.cuda.is_available():
         raise HardwareError("no CUDA device: plans are replayed on GPUs (or see the aten backend for CPUs)")
-    if sms:
-        return split(sms)
-    if torch.cuda.device_count() < 2:
+    gpus = torch.cuda.device_count()
+    if not specs and gpus < 2:
         raise HardwareError("one GPU alone: give --sms, e.g. --sms 64,68, to split it into partitions")
-    return [whole(i, f"gpu{i}") for i in range(torch.cuda.device_count())]
+    return make_devices(specs or [DeviceSpec(i) for i in range(gpus)], gpus)
 
 
 class Journal:
@@ -224,14 +223,14 @@ def plan_id(device_of: Sequence[str]) -> str:
 def replay(job: Job) -> int:
     """Run a job; 1 if a plan failed. What the time limit leaves undone is left to the next call."""
     check_plans(job)
-    parts = devices(job.sms)
+    found = devices(job.devices)
     workload = load_workload(job.model)
     info = machine()
     failed = 0
     for unit in chosen_units(job, workload):
         try:
-            with repeatable(unit):
-                failed += _unit(job, workload, unit, parts, info)
+            with repeatable(unit), found.throttled():
+                failed += _unit(job, workload, unit, found, info)
         except torch.AcceleratorError:
             raise
         except InputError as error:
@@ -244,12 +243,12 @@ def replay(job: Job) -> int:
     return 1 if failed else 0
 
 
-def _unit(job: Job, workload: Workload, unit: UnitSpec, parts: Sequence[Partition], info: Mapping[str, Any]) -> int:
-    t0 = time.monotonic()
+def _unit(job: Job, workload: Workload, unit: UnitSpec, found: Devices, info: Mapping[str, Any]) -> int:
+    t0, parts = time.monotonic(), found.parts
     session = Session(workload, unit, parts, copies=job.copies)
     facts = {
         "model": workload.name, "copies": job.copies, "unit": unit.as_dict(), "machine": dict(info),
-        "devices": {p.name: {"sms": p.sms, "gpu": p.device} for p in parts}, "pinned": dict(session.pinned),
+        "devices": found.facts(), "pinned": dict(session.pinned),
     }  # fmt: skip
     journal = Journal(job.out / workload.name / f"{unit.file_stem}.jsonl", facts)
     log(f"{workload.name} {unit.file_stem}: captured on {len(parts)} devices in {time.monotonic() - t0:.1f} s, "

@@ -34,7 +34,7 @@ from tesserasim.trace.model import Trace
 
 DEVICE_MODELS = ("serial", "shared")
 #: How the trace of a partition names its multiprocessors: "H200-SXM/64sm".
-_PARTITION = re.compile(r"/(\d{1,6})sm$")
+_PARTITION = re.compile(r"/(\d{1,6})sm(?:~\d{1,6})?$")
 #: Policies whose plans for a unit are replayed.
 POLICIES = ("single", "af", "kernel")
 #: Cohorts per slot in the run whose timeline is looked at; the first half is warm-up.
