@@ -1,7 +1,8 @@
 """What kernels demand of a shared device when they run alone: multiprocessors (SMs) and DRAM bandwidth.
 
-Both are shares in units of 2^-20 of the whole. SMs: min(1, blocks / blocks that can be resident). DRAM: bytes over
-duration over the achievable bandwidth, at most 1; how many of the bytes stay in the L2 is not known, one constant
+Both are shares in units of 2^-20 of the whole. SMs: blocks over the places that they take in whole waves: 96 blocks on
+64 places need two waves, of which the second leaves half of its places to others, so 3/4. DRAM: bytes over duration
+over the achievable bandwidth, at most 1; how many of the bytes stay in the L2 is not known, one constant
 (`sharing.json`, dram_byte_share) stands for it. docs/semantics.md, "Shared devices", says what is assumed.
 """
 
@@ -46,12 +47,14 @@ def resident_blocks(kernel: Kernel, gpu: GpuSpec) -> int:
 
 
 def sm_demand(kernel: Kernel, gpu: GpuSpec, sms: int) -> int:
-    """Share of a device with `sms` SMs, 1 to ONE. Without a grid a memset or copy counts as one SM, anything else
-    as the whole device."""
+    """Share of the SM-time of a device with `sms` SMs, 1 to ONE, over the kernel's duration. Without a grid a memset or
+    copy counts as one SM, anything else as the whole device."""
     blocks = int(np.prod(kernel.grid))
     if not blocks:
         return max(1, ONE // sms) if kernel.kind in ("memset", "copy") else ONE
-    return max(1, min(ONE, round(ONE * blocks / (sms * resident_blocks(kernel, gpu)))))
+    places = sms * resident_blocks(kernel, gpu)
+    waves = -(-blocks // places)
+    return max(1, round(ONE * blocks / (places * waves)))
 
 
 def achievable_gbs(trace: Trace, gpu: GpuSpec) -> float:

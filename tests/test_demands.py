@@ -64,9 +64,44 @@ def test_other_architectures_hold_less():
 def test_sm_demand():
     assert sm_demand(kernel(grid=132, block=1024), H200, 132) == ONE // 2
     assert sm_demand(kernel(grid=64, block=1024), H200, 64) == ONE // 2  # a partition
-    assert sm_demand(kernel(grid=1000, block=1024), H200, 132) == ONE
+    assert sm_demand(kernel(grid=1320, block=1024), H200, 132) == ONE
+    assert sm_demand(kernel(grid=198, block=1024, shared=200_000), H200, 132) == 3 * ONE // 4  # 1.5 waves
+    assert sm_demand(kernel(grid=1321, block=1024), H200, 132) == round(ONE * 1321 / 1584)
     assert sm_demand(kernel(grid=0, kind="memset"), H200, 128) == ONE // 128
     assert sm_demand(kernel(grid=0), H200, 128) == ONE
+
+
+def blocks_served(kernels, places):
+    """Rounds until streams are through: a place takes one block a round, blocks wait in order of their kernel's launch,
+    and a stream's next kernel is launched when the last block of the one before has ended."""
+    left = [list(stream) for stream in kernels]
+    waiting = [[s, stream.pop(0)] for s, stream in enumerate(left)]
+    rounds = 0
+    while waiting:
+        free, rounds = places, rounds + 1
+        for entry in waiting:
+            taken = min(free, entry[1])
+            entry[1] -= taken
+            free -= taken
+        done = [s for s, n in waiting if not n]
+        waiting = [e for e in waiting if e[1]] + [[s, left[s].pop(0)] for s in done if left[s]]
+    return rounds
+
+
+@pytest.mark.parametrize(("blocks", "places"), [(96, 64), (100, 64), (66, 64), (160, 128), (64, 64)])
+def test_two_streams_fill_each_others_last_waves(blocks, places):
+    """A block scheduler written out, against two kernels that share their SM-time by `sm_demand`: within a tenth.
+
+    With min(1, blocks / places), which asks for all places in the last wave too, the two would take as long as one
+    after the other: a third too long for 96 blocks on 64 places.
+    """
+    k = kernel(grid=blocks, block=1024, shared=200_000)  # one block a multiprocessor
+    waves, runs = -(-blocks // places), 200
+    alone = blocks_served([[blocks] * runs], places)
+    assert alone == waves * runs
+    together = blocks_served([[blocks] * runs] * 2, places)
+    demand = sm_demand(k, H200, places) / ONE
+    assert max(1.0, 2 * demand) * alone == pytest.approx(together, rel=0.1)
 
 
 def test_dram_demand():
