@@ -275,7 +275,8 @@ def _unit(job: Job, workload: Workload, unit: UnitSpec, found: Devices, info: Ma
 
 def _times(job: Job, session: Session, journal: Journal, todo: Sequence[Lane], depth: int) -> int:
     failed, stem = 0, session.unit.file_stem
-    for lane in todo:
+    # Of plans with one placement the one that was made for this depth, with its stagger.
+    for lane in sorted(todo, key=lambda x: x.depth != depth):
         device_of = session.devices(lane)
         key = plan_id(device_of)
         if job.late or journal.has("timing", key, depth) or not timed(job, lane):
@@ -284,7 +285,7 @@ def _times(job: Job, session: Session, journal: Journal, todo: Sequence[Lane], d
             failed += 1
             continue
         with _last_words(journal, {"kind": "fault", "plan": key, "depth": depth, "lane": lane.name}):
-            timing = session.time(device_of, depth)
+            timing = session.time(device_of, depth, lane.stagger_us if lane.depth == depth else 0.0)
         if session.refused:
             log(f"  segments, since: {session.refused}")
         row = {

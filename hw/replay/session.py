@@ -26,6 +26,7 @@ from tesserasim.deps.graph import unit_flow
 from tesserasim.plans import Lane
 from tesserasim.trace.model import Trace
 
+BURSTS, BURST_S = 4, 0.12  # of a timing
 _CYCLES_PER_S = 2_000_000_000  # about
 _SPIN_CYCLES = _CYCLES_PER_S // 500  # 2 ms
 
@@ -221,31 +222,31 @@ class Session:
 
     # Timing
 
-    def time(self, device_of: Sequence[str], depth: int, bursts: int = 4, burst_s: float = 0.12) -> Timing:
-        """Closed loop of `depth` slots, each launching the unit again and again."""
+    def time(self, device_of: Sequence[str], depth: int, stagger_us: float = 0.0) -> Timing:
+        """Closed loop of `depth` slots, each launching the unit again and again, slot k from k * `stagger_us` on."""
         graphs = [self.build(device_of, slot) for slot in range(depth)]
         try:
             for slot in range(depth):
                 self.prepare(device_of, seed=1, slot=slot)
-            return closed_loop(graphs, self.streams, bursts, burst_s)
+            return closed_loop(graphs, self.streams, BURSTS, BURST_S, stagger_us)
         finally:
             torch.cuda.synchronize()
             for g in graphs:
                 g.close()
 
-    def time_plain(self, bursts: int = 4, burst_s: float = 0.12) -> Timing:
+    def time_plain(self) -> Timing:
         """The captured graph of the first device itself, not made again: what the builder must not slow down."""
         home = self.partitions[0].name
         self.prepare([home] * len(self.trace.kernels), seed=1)
-        return closed_loop([Plain(self._ready(self.slots[0][home]))], self.streams, bursts, burst_s)
+        return closed_loop([Plain(self._ready(self.slots[0][home]))], self.streams, BURSTS, BURST_S)
 
-    def time_together(self, placements: Sequence[Sequence[str]], bursts: int = 4, burst_s: float = 0.12) -> Group:
+    def time_together(self, placements: Sequence[Sequence[str]]) -> Group:
         """Closed loops of slots with a placement each, all at once: lanes of one plan, or replicas."""
         graphs = [self.build(device_of, slot) for slot, device_of in enumerate(placements)]
         try:
             for slot, device_of in enumerate(placements):
                 self.prepare(device_of, seed=1, slot=slot)
-            return together(graphs, self.streams, bursts, burst_s)
+            return together(graphs, self.streams, BURSTS, BURST_S)
         finally:
             torch.cuda.synchronize()
             for g in graphs:
