@@ -8,37 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from validate_cases import BASE, HOP, SESSION, bench_files, journal, timing, trace
 
 from hw.__main__ import main
 from hw.journals import Hop, Measured, Split, read_hop, read_journal, read_split
 from hw.validate import Unit, bench, policy_plans, predict, rows, summary
 from tesserasim.errors import InputError
-from tesserasim.trace.model import Access, Buffer, Kernel, Trace, TraceMeta
+from tesserasim.trace.model import Trace
 from tesserasim.trace.parquet import write_trace
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def trace(durations: tuple[int, int, int], batch: int = 4) -> Trace:
-    """Three kernels that hand 1000 bytes on."""
-    chain = [[], [0], [1]]
-    kernels = []
-    for i, ns in enumerate(durations):
-        reads = tuple(Access(b, "R", 0, 1000, "exact", False, "schema") for b in chain[i])
-        write = Access(i, "W", 0, 1000, "exact", True, "schema")
-        kernels.append(
-            Kernel(i, f"k{i}", f"m/k{i}#0", kind="gemm", grid=(1, 1, 1), block=(32, 1, 1), duration_ns=ns,
-                   duration_p10_ns=ns, duration_p90_ns=ns, accesses=(*reads, write))
-        )  # fmt: skip
-    unit = {"name": "step", "phase": "other", "batch": batch, "tokens": 7, "context": 50}
-    return Trace(
-        TraceMeta(origin="captured", model="toy", unit=unit, gpu="H200"),
-        buffers=tuple(Buffer(i, f"b{i}", 1000, "activation", i) for i in range(3)), kernels=tuple(kernels),
-    )  # fmt: skip
-
-
-#: 1000 bytes take 2000 ns and 500 ns of latency.
-HOP = Hop(500.0, 0.5)
 
 
 @pytest.mark.quick
@@ -101,20 +80,6 @@ def test_plans_of_policies_from_measured_times() -> None:
         policy_plans(Unit("toy", slow, None), (1,))
 
 
-def journal(folder: Path, lines: list[Any]) -> Path:
-    path = folder / "step-b4.jsonl"
-    path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines), "utf-8")
-    return path
-
-
-def timing(plan: str, devices: str, depth: int, rate: float) -> dict[str, Any]:
-    return {"kind": "timing", "plan": plan, "lane": plan, "depth": depth, "units_per_s": rate, "energy_j": None,
-            "units_per_s_all": [rate * 0.99, rate * 1.01], "device_of": [[d, 1] for d in devices]}  # fmt: skip
-
-
-SESSION = {"kind": "session", "model": "toy"}
-
-
 @pytest.mark.quick
 def test_journals_with_half_a_last_line_and_with_damage(tmp_path: Path) -> None:
     good = journal(tmp_path, [SESSION, timing("p", "aab", 1, 100.0), timing("p", "aab", 1, 90.0), '{"kind": "tim'])
@@ -173,9 +138,6 @@ def test_rows_summary_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "at least one [[unit]]" in capsys.readouterr().err
 
 
-BASE = timing("p", "aab", 1, 1e5)
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("wrong", [
     {"depth": 0}, {"depth": -3}, {"depth": 10**9}, {"depth": 1.5}, {"depth": float("inf")}, {"depth": "1"},
@@ -212,19 +174,6 @@ def test_files_of_other_kinds_are_refused_in_one_line(tmp_path: Path) -> None:
         path.write_bytes(split.encode("utf-8", "surrogateescape"))
         with pytest.raises(InputError):
             read_split(path)
-
-
-def bench_files(folder: Path) -> str:
-    """A runs file's text beside the files that it names."""
-    for d, times in (("a", (1000, 2000, 3000)), ("b", (2000, 3000, 4000))):
-        write_trace(trace(times), folder / f"{d}.parquet")
-    (folder / "split.json").write_text('{"held_out_models": []}')
-    (folder / "links.jsonl").write_text(json.dumps({"kind": "link", "link": {"latency_ns": 500, "gbs": 0.5}}) + "\n")
-    journal(folder, [SESSION, BASE])
-    return (
-        'split = "split.json"\n[[unit]]\njournal = "step-b4.jsonl"\nlinks = "links.jsonl"\n'
-        '[unit.traces]\na = "a.parquet"\nb = "b.parquet"\n'
-    )
 
 
 @pytest.mark.quick
