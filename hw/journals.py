@@ -70,6 +70,7 @@ class Measured:
     launches: int | None = None  # per slot and burst
     segments: bool = False  # ordered by events of the host, since the driver refused one graph
     machine: Machine = Machine()
+    stagger_us: float = 0.0  # from the start of one slot to that of the next
 
     @property
     def key(self) -> str:
@@ -192,7 +193,7 @@ class _Reader:
             self.model, self.unit, plan, _text(row["lane"]), self.placed[plan], _whole(row["depth"], MAX_DEPTH), rate,
             samples, None if row["energy_j"] is None else _within(row["energy_j"], *JOULES), latency,
             _whole(row["launches"], MAX_LAUNCHES) if "launches" in row else None,
-            _flag(row.get("segments", False)), self.machine,
+            _flag(row.get("segments", False)), self.machine, _within(row.get("stagger_us", 0), -1e-9, 1e9),
         )  # fmt: skip
 
     def _check(self, row: dict[str, Any]) -> Check:

@@ -124,8 +124,10 @@ def bench(unit: Unit) -> tuple[Mix, Cluster, MeasuredTimes]:
     return mix, cluster, MeasuredTimes({gpus[n].name: t for n, t in unit.traces.items()})
 
 
-def simulate(unit: Unit, device_of: Sequence[str], depth: int, device_model: str = "serial") -> Prediction:
-    """A closed loop of `depth` slots, kernel i on `device_of[i]`.
+def simulate(
+    unit: Unit, device_of: Sequence[str], depth: int, device_model: str = "serial", stagger_us: float = 0.0
+) -> Prediction:
+    """A closed loop of `depth` slots, kernel i on `device_of[i]`; slot k opens k * `stagger_us` late.
 
     InputError if a site lies on two devices or on none that was profiled, or bytes must move and no hop was measured.
     """
@@ -137,17 +139,18 @@ def simulate(unit: Unit, device_of: Sequence[str], depth: int, device_model: str
         raise InputError(f"device model {device_model!r}: one of {', '.join(DEVICE_MODELS)}")
     mix, cluster, costs = bench(unit)
     batch = _batch(unit)
-    plan = Plan("unit", cluster.name, "replay", (Lane("lane", batch, depth, {first.unit: placed}),))
+    lane = Lane("lane", batch, depth, {first.unit: placed}, stagger_us=stagger_us)
+    plan = Plan("unit", cluster.name, "replay", (lane,))
     program = lower(mix, plan, cluster, costs, device_model=device_model)
     result, _ = settled_run(program, "auto")
-    lane = result.lanes[0]
-    per_s = lane.steady_per_s / batch
+    ran = result.lanes[0]
+    per_s = ran.steady_per_s / batch
     if len(set(device_of)) > 1:
         use = _use(program)
     else:  # nothing moves, and nothing runs beside it
         busy = {d.name: d.utilisation / per_s * 1e9 for d in result.devices if d.name in device_of}
         use = Use(busy, 0.0, 0.0)
-    return Prediction(per_s, statistics.median(lane.latencies_ns()) / 1e6, use)
+    return Prediction(per_s, statistics.median(ran.latencies_ns()) / 1e6, use)
 
 
 def predict(unit: Unit, device_of: Sequence[str], depth: int, device_model: str = "serial") -> float:

@@ -109,7 +109,7 @@ def _row(shared: _Bench, m: Measured, split: Split, device_model: str) -> dict[s
         row["lesser_share"] = _lesser_share(unit, m)
         row["dram_share"] = round(dram_share(unit, m.device_of), 4)
         row["memory_bound"] = row["dram_share"] > MEMORY_BOUND
-        found = simulate(unit, m.device_of, m.depth, device_model)
+        found = simulate(unit, m.device_of, m.depth, device_model, m.stagger_us)
     except InputError as error:
         return {**row, "why": "; ".join(x for x in (row["why"], str(error)) if x)}
     return {**row, **_simulated(unit, m, found, row)}
