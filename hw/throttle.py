@@ -13,6 +13,7 @@ import torch
 
 from hw.partition import Partition
 
+# Captures are local to their thread, or what this one does would end those of others.
 _BYTES = 256 << 20  # far more than an L2 holds
 _COPIES = 8  # a graph's copies: some milliseconds
 _AHEAD = 2  # graphs that wait while one runs
@@ -36,7 +37,7 @@ class Throttle:
             self._memory = (source, target)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.stream(stream):
-                graph.capture_begin()
+                graph.capture_begin(capture_error_mode="thread_local")
                 for _ in range(_COPIES):
                     torch.bitwise_or(source, 0, out=target)  # a kernel: a plain copy would be the copy engine's
                 graph.capture_end()

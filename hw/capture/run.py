@@ -77,7 +77,7 @@ def capture_graph(workload: Workload, unit: UnitSpec, stream: Any = None) -> Gra
     workload.scope = recorder.scope
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.stream(stream):
-        graph.capture_begin()
+        graph.capture_begin(capture_error_mode="thread_local")
         try:
             with recorder.recording():
                 step()

@@ -95,7 +95,7 @@ def captured_copies(
     """A kernel node for every copy, captured on a stream of the device that runs them."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.stream(stream):
-        graph.capture_begin()
+        graph.capture_begin(capture_error_mode="thread_local")
         for part in parts:
             copy_by_kernel(part, device)
         graph.capture_end()

@@ -78,7 +78,7 @@ class _Tiny:
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.stream(self.stream):
-                self.graph.capture_begin()
+                self.graph.capture_begin(capture_error_mode="thread_local")
                 self.cell.add_(1)
                 self.graph.capture_end()
         self.node = handles(self.graph)[0]

@@ -214,7 +214,7 @@ class Session:
             stream = next(p for p in self.partitions if p.name == device).stream()
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.stream(stream):
-                graph.capture_begin()
+                graph.capture_begin(capture_error_mode="thread_local")
                 torch.cuda._sleep(max(_SPIN_CYCLES, int(self._unit_s * 2 * _CYCLES_PER_S)))
                 graph.capture_end()
             self._spins[device] = (graph, stream, handles(graph)[0])
