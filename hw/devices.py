@@ -91,9 +91,11 @@ def names(specs: Sequence[DeviceSpec]) -> list[str]:
 
 def make_devices(specs: Sequence[DeviceSpec], gpus: int) -> Devices:
     """Devices of this machine, which has `gpus`. HardwareError if it has not what is asked for."""
-    from hw.partition import GRANULE, split, whole
+    from hw.partition import GRANULE, connect, split, whole
 
     labels = names(specs)
+    if len({s.gpu for s in specs if s.gpu < gpus}) > 1:
+        connect(sorted({s.gpu for s in specs if s.gpu < gpus}))
     parts: dict[int, Partition] = {}
     throttles: dict[str, Partition] = {}
     for gpu in sorted({s.gpu for s in specs}):

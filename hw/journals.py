@@ -65,12 +65,13 @@ class Measured:
     depth: int
     units_per_s: float  # the median burst
     samples: tuple[float, ...]  # units per second, a figure per burst
-    energy_j: float | None  # of one unit, by the counter of GPU 0; None: unknown
+    energy_j: float | None  # of one unit, by the counters of `energy_gpus`; None: unknown
     latency_ms: tuple[float, ...] = ()  # median time of a launch in its slot, a figure per burst; (): unknown
     launches: int | None = None  # per slot and burst
     segments: bool = False  # ordered by events of the host, since the driver refused one graph
     machine: Machine = Machine()
     stagger_us: float = 0.0  # from the start of one slot to that of the next
+    energy_gpus: tuple[int, ...] = (0,)
 
     @property
     def key(self) -> str:
@@ -194,6 +195,7 @@ class _Reader:
             samples, None if row["energy_j"] is None else _within(row["energy_j"], *JOULES), latency,
             _whole(row["launches"], MAX_LAUNCHES) if "launches" in row else None,
             _flag(row.get("segments", False)), self.machine, _within(row.get("stagger_us", 0), -1e-9, 1e9),
+            tuple(_whole(g, MAX_GPUS, 0) for g in row.get("energy_gpus", [0])),
         )  # fmt: skip
 
     def _check(self, row: dict[str, Any]) -> Check:

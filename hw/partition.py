@@ -28,11 +28,14 @@ class Partition:
     sms: int
     device: int = 0
     context: Any = None
+    primary: Any = None  # the GPU's own context; None where there is one GPU, whose context is current in any case
 
     @property
     def driver_context(self) -> Any:
-        """The context of its kernels as the driver API wants it; None for the whole GPU."""
-        return None if self.context is None else call(cuda.cuCtxFromGreenCtx(self.context), "cuCtxFromGreenCtx")
+        """The context of its kernels as the driver API wants it; None for the whole of the only GPU."""
+        if self.context is None:
+            return self.primary
+        return call(cuda.cuCtxFromGreenCtx(self.context), "cuCtxFromGreenCtx")
 
     def stream(self, priority: int = 0) -> torch.cuda.Stream:
         """A new stream on which kernels use these multiprocessors alone."""
@@ -43,9 +46,32 @@ class Partition:
         return torch.cuda.ExternalStream(int(handle), device=self.device)
 
 
+def primary(device: int) -> Any:
+    """The context of a GPU that its memory and whole-GPU kernels belong to; None if there is one GPU."""
+    if torch.cuda.device_count() < 2:
+        return None
+    torch.zeros(1, device=f"cuda:{device}")
+    handle = call(cuda.cuDeviceGet(device), "cuDeviceGet")
+    return call(cuda.cuDevicePrimaryCtxRetain(handle), "cuDevicePrimaryCtxRetain")
+
+
 def whole(device: int = 0, name: str = "gpu0") -> Partition:
     """The whole GPU as one device."""
-    return Partition(name, torch.cuda.get_device_properties(device).multi_processor_count, device)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Partition(name, sms, device, primary=primary(device))
+
+
+def connect(devices: Sequence[int]) -> None:
+    """Let every GPU read the memory of the others. HardwareError if one cannot."""
+    for a in devices:
+        for b in devices:
+            if a == b:
+                continue
+            if not torch.cuda.can_device_access_peer(a, b):
+                raise HardwareError(f"GPU {a} cannot read the memory of GPU {b}: plans over both cannot be replayed")
+            torch.ones(1, device=f"cuda:{a}").to(f"cuda:{b}")  # PyTorch opens the way at the first copy
+    for a in devices:
+        torch.cuda.synchronize(a)
 
 
 def split(
@@ -77,5 +103,5 @@ def split(
         made = call(cuda.cuDevResourceGenerateDesc([piece], 1), "cuDevResourceGenerateDesc")
         flags = int(cuda.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
         context = call(cuda.cuGreenCtxCreate(made, handle, flags), "cuGreenCtxCreate")
-        parts.append(Partition(name, int(piece.sm.smCount), device, context))
+        parts.append(Partition(name, int(piece.sm.smCount), device, context, primary(device)))
     return parts

@@ -50,6 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
         return made
 
     monkeypatch.setattr(partition, "split", split)
+    monkeypatch.setattr(partition, "connect", lambda gpus: asked.append((-1, list(gpus))))
     monkeypatch.setattr(partition, "whole", lambda device, name: Partition(name, 132, device))
     return asked
 
@@ -60,6 +61,7 @@ def test_what_takes_the_rest_comes_last_and_throttles_are_beside(machine: list[t
     assert found.parts[1].sms == 100 and found.throttles["gpu1"].sms == 32
     assert found.facts()["gpu1"] == {"sms": 100, "gpu": 1, "throttle": 32}
     assert found.gpu_name("H200-SXM", found.parts[1]) == "H200-SXM/100sm~32"
+    assert machine[0] == (-1, [0, 1])  # both can read each other's memory
 
 
 def test_one_device_of_a_gpu_has_the_multiprocessors_that_were_asked_for(machine: list[tuple[int, list[int]]]) -> None:

@@ -101,7 +101,8 @@ def assemble(workload: Workload, captured: Captured, machine: Mapping[str, Any])
         captured_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         warnings=tuple(warnings[:WARNINGS_KEPT]),
         extra={
-            "copy_gbs": machine.get("copy_gbs"), "borders": captured.borders, "warnings_total": len(warnings),
+            "copy_gbs": machine.get("copy_gbs"), "gpu_index": machine.get("gpu_index", 0),
+            "borders": captured.borders, "warnings_total": len(warnings),
             "e2e_samples_ns": captured.e2e_samples_ns, "span_samples_ns": captured.times.spans(),
             "e2e_host_included_ns": captured.idle_samples_ns,
         },

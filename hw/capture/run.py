@@ -35,16 +35,20 @@ def machine() -> dict[str, Any]:
     """What this machine is, and its measured copy bandwidth and empty-graph launch time."""
     if not torch.cuda.is_available():
         raise HardwareError("no CUDA device: capture runs on the GPU that the trace describes")
+    return {
+        "gpu": gpu_name(0), "driver": driver.driver_version(), "torch": torch.__version__,
+        "copy_gbs": round(timing.copy_gbs(), 1), "empty_graph_ns": timing.empty_graph_ns(),
+    }  # fmt: skip
+
+
+def gpu_name(device: int) -> str:
+    """The catalogue's name of a GPU of this machine; the driver's, if the catalogue does not know it."""
     from tesserasim.cluster.catalogue import find_gpu
 
     try:
-        gpu = find_gpu(torch.cuda.get_device_name(0)).name
+        return find_gpu(torch.cuda.get_device_name(device)).name
     except Exception:
-        gpu = torch.cuda.get_device_name(0)
-    return {
-        "gpu": gpu, "driver": driver.driver_version(), "torch": torch.__version__,
-        "copy_gbs": round(timing.copy_gbs(), 1), "empty_graph_ns": timing.empty_graph_ns(),
-    }  # fmt: skip
+        return str(torch.cuda.get_device_name(device))
 
 
 @dataclass(frozen=True)

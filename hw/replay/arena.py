@@ -44,7 +44,13 @@ class Arena:
 
 
 def capture_arena(workload: Workload, unit: UnitSpec, partition: Partition, priority: int = 0) -> Arena:
-    """Capture `unit` on a new stream of `partition`, with inputs, state and activations of its own."""
+    """Capture `unit` on a new stream of `partition`, with inputs, state and activations of its own. The workload's
+    tensors lie on the partition's GPU."""
+    with torch.cuda.device(partition.device):
+        return _capture_arena(workload, unit, partition, priority)
+
+
+def _capture_arena(workload: Workload, unit: UnitSpec, partition: Partition, priority: int) -> Arena:
     graphed = capture_graph(workload, unit, partition.stream(priority))
     tensors = list(workload.named_tensors())
     kept = {n.name: n.tensor.clone() for n in tensors if n.role != "weight" and not n.tensor.is_floating_point()}

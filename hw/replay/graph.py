@@ -42,6 +42,8 @@ class Nodes:
         self.context = call(cuda.cuCtxGetCurrent(), "cuCtxGetCurrent")
         self.handles = {d: handles(a.graphed.graph) for d, a in arenas.items()}
         self.contexts = {d: a.partition.driver_context for d, a in arenas.items()}
+        self.memory = {d: a.partition.primary or self.context for d, a in arenas.items()}  # of copies and sets
+        self.gpus = {d: a.partition.device for d, a in arenas.items()}
 
     def _copy_kernels(self, moves: Sequence[Move], device: str) -> None:
         """Capture a kernel for every copy of the moves to a device, on a stream of that device."""
@@ -60,7 +62,8 @@ class Nodes:
             return [self.add(graph, self.handles[step.device][step.kernel], after, step.device)]
         if step in self.copied:
             return [self.add(graph, node, after, step.target) for node in self.copied[step]]
-        return [add_copy(graph, p, after, self.context) for p in self._copies(step)]
+        apart = self.gpus[step.source] != self.gpus[step.target]
+        return [add_copy(graph, p, after, self.memory[step.source], apart) for p in self._copies(step)]
 
     def add(self, graph: Any, node: Any, after: list[Any], device: str) -> Any:
         """A captured node again, in the context of its device."""
@@ -70,9 +73,9 @@ class Nodes:
             return add_kernel(before, node, self.contexts[device])
         if kind == _MEMSET:
             params = call(cuda.cuGraphMemsetNodeGetParams(node), "cuGraphMemsetNodeGetParams")
-            return call(cuda.cuGraphAddMemsetNode(*before, params, self.context), "cuGraphAddMemsetNode")
+            return call(cuda.cuGraphAddMemsetNode(*before, params, self.memory[device]), "cuGraphAddMemsetNode")
         params = call(cuda.cuGraphMemcpyNodeGetParams(node), "cuGraphMemcpyNodeGetParams")
-        return call(cuda.cuGraphAddMemcpyNode(*before, params, self.context), "cuGraphAddMemcpyNode")
+        return call(cuda.cuGraphAddMemcpyNode(*before, params, self.memory[device]), "cuGraphAddMemcpyNode")
 
     def _copies(self, move: Move) -> list[tuple[int, int, int, int, int]]:
         """(source address, target address, bytes of a row, rows, pitch) of every copy of a move."""
@@ -121,11 +124,15 @@ def copy_by_kernel(part: tuple[int, int, int, int, int], device: int) -> None:
     torch.bitwise_or(words[0], 0, out=words[1])
 
 
-def add_copy(graph: Any, part: tuple[int, int, int, int, int], after: list[Any], context: Any) -> Any:
-    """A copy node of (source address, target address, bytes of a row, rows, pitch)."""
+def add_copy(
+    graph: Any, part: tuple[int, int, int, int, int], after: list[Any], context: Any, apart: bool = False
+) -> Any:
+    """A copy node of (source address, target address, bytes of a row, rows, pitch). `apart`: between two GPUs, which
+    the driver finds by the addresses."""
     source, target, width, height, pitch = part
     p = cuda.CUDA_MEMCPY3D()
-    p.srcMemoryType = p.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    kinds = cuda.CUmemorytype
+    p.srcMemoryType = p.dstMemoryType = kinds.CU_MEMORYTYPE_UNIFIED if apart else kinds.CU_MEMORYTYPE_DEVICE
     p.srcDevice, p.dstDevice = cuda.CUdeviceptr(source), cuda.CUdeviceptr(target)
     p.srcPitch = p.dstPitch = pitch
     p.srcHeight = p.dstHeight = height
@@ -133,27 +140,28 @@ def add_copy(graph: Any, part: tuple[int, int, int, int, int], after: list[Any],
     return call(cuda.cuGraphAddMemcpyNode(graph, after or None, len(after), p, context), "cuGraphAddMemcpyNode")
 
 
-#: How a kernel node of a green context is made again: which context is current, and which its parameters name.
+#: How a kernel node of a context of its own (a partition, another GPU) is made again: which context is current, and
+#: which its parameters name.
 _WAYS = ("as it is", "current", "both", "named")
 _ATTRIBUTES = (
     "COOPERATIVE", "CLUSTER_DIMENSION", "CLUSTER_SCHEDULING_POLICY_PREFERENCE", "PROGRAMMATIC_STREAM_SERIALIZATION",
     "PRIORITY", "MEM_SYNC_DOMAIN_MAP", "MEM_SYNC_DOMAIN", "PREFERRED_CLUSTER_DIMENSION",
     "PREFERRED_SHARED_MEMORY_CARVEOUT",
 )  # fmt: skip
-_works: dict[bool, tuple[str, bool]] = {}  # in a green context -> (way, attributes as a whole)
+_works: dict[int, tuple[str, bool]] = {}  # context (0: the current one) -> (way, attributes as a whole)
 
 
 def add_kernel(before: tuple[Any, Any, int], node: Any, context: Any) -> Any:
     """A captured kernel node again, attributes and all; DriverError with every way that was tried."""
-    green = context is not None
-    ways = [(w, whole) for whole in (True, False) for w in (_WAYS if green else _WAYS[:1])]
+    own = 0 if context is None else int(context)
+    ways = [(w, whole) for whole in (True, False) for w in (_WAYS if own else _WAYS[:1])]
     errors = []
-    for way, whole in [_works[green]] if green in _works else ways:
+    for way, whole in [_works[own]] if own in _works else ways:
         if way in ("current", "both"):
             call(cuda.cuCtxPushCurrent(context), "cuCtxPushCurrent")
         try:
             copy = _again(before, node, context if way in ("named", "both") else None, whole)
-            _works[green] = (way, whole)
+            _works[own] = (way, whole)
             return copy
         except DriverError as error:
             errors.append(f"{way}{'' if whole else ', attribute by attribute'}: {error}")

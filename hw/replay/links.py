@@ -119,7 +119,9 @@ def _chain_ns(chain: _Chain) -> float:
                     own = here.partition.driver_context
                     after = [add_kernel((graph, after or None, len(after)), n, own) for n in made.nodes]
                 else:
-                    after = [add_copy(graph, part, after, context) for part in parts]
+                    apart = here.partition.device != before.partition.device
+                    home = before.partition.primary or context
+                    after = [add_copy(graph, part, after, home, apart) for part in parts]
             after += [last[here.partition.name]] if here.partition.name in last and len(devices) > 1 else []
             after = [add_kernel((graph, after or None, len(after)), here.node, here.partition.driver_context)]
             last[here.partition.name] = after[0]

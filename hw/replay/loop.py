@@ -40,13 +40,14 @@ class Timing:
     per_s: tuple[float, ...]  # units completed per second, a figure per burst
     latency_ms: tuple[float, ...]  # median time of a launch in its slot, a figure per burst
     energy_j: float | None  # of one unit
+    energy_gpus: tuple[int, ...] = (0,)  # whose counters it is of
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "depth": self.depth, "launches": self.launches, "stagger_us": self.stagger_us,
             "units_per_s": statistics.median(self.per_s),
             "units_per_s_all": list(self.per_s), "latency_ms": statistics.median(self.latency_ms),
-            "latency_ms_all": list(self.latency_ms), "energy_j": self.energy_j,
+            "latency_ms_all": list(self.latency_ms), "energy_j": self.energy_j, "energy_gpus": list(self.energy_gpus),
         }  # fmt: skip
 
 
@@ -134,13 +135,13 @@ def settle(graphs: Sequence[Launchable], streams: Sequence[torch.cuda.Stream]) -
 
 def closed_loop(
     graphs: Sequence[Launchable], streams: Sequence[torch.cuda.Stream], bursts: int, burst_s: float,
-    stagger_us: float = 0.0,
+    stagger_us: float = 0.0, gpus: Sequence[int] = (0,),
 ) -> Timing:  # fmt: skip
     """Slots of one placement: as many launches each."""
     once = max(s[-1] for s in burst(graphs, streams, [2] * len(graphs))) / 2
     launches = max(4, int(burst_s / once))
     settle(graphs, streams)
-    meter = EnergyMeter()
+    meter = EnergyMeter(gpus)
     rates, late = [], []
     before = meter.millijoules()
     for _ in range(bursts):
@@ -150,12 +151,13 @@ def closed_loop(
     energy = joules(before, meter.millijoules())
     units = bursts * len(graphs) * launches
     per_unit = energy / units if energy is not None else None
-    return Timing(len(graphs), launches, stagger_us, tuple(rates), tuple(late), per_unit)
+    return Timing(len(graphs), launches, stagger_us, tuple(rates), tuple(late), per_unit, tuple(gpus))
 
 
 def together(
-    graphs: Sequence[Launchable], streams: Sequence[torch.cuda.Stream], bursts: int, burst_s: float
-) -> Group:
+    graphs: Sequence[Launchable], streams: Sequence[torch.cuda.Stream], bursts: int, burst_s: float,
+    gpus: Sequence[int] = (0,),
+) -> Group:  # fmt: skip
     """Slots of several placements: so many launches each that all end at about the same time, as far as a first burst
     can tell; a slot's rate counts to its own end."""
     counts = [3] * len(graphs)
@@ -163,7 +165,7 @@ def together(
         ends = [s[-1] for s in burst(graphs, streams, counts)]
         counts = [max(3, round(burst_s * n / end)) for n, end in zip(counts, ends, strict=True)]
     settle(graphs, streams)
-    meter = EnergyMeter()
+    meter = EnergyMeter(gpus)
     rates = []
     before = meter.millijoules()
     for _ in range(bursts):

@@ -124,7 +124,7 @@ def measure(
     session.deepen(2)
     one = session.slots[0][names[0]]
     places = [(one, session.slots[1][names[0]], "same")]
-    if len(names) > 1:
+    if len(names) > 1 and len({p.device for p in session.partitions[:2]}) == 1:  # two GPUs share nothing
         places.append((one, session.slots[0][names[1]], "across"))
     kernels = chosen(one, durations, count)
     sizes = {k: max(1, round(LOOP_NS / max(1, sum(durations[i] for i in k)))) for k in kernels}

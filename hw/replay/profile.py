@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hw.capture.run import capture_unit, machine
+import torch
+
+from hw.capture.run import capture_unit, gpu_name, machine
 from hw.devices import Devices
 from hw.errors import HardwareError
 from hw.partition import Partition
 from hw.replay.graph import COPIES_BY, ENGINE
-from hw.replay.run import Job, Journal, chosen_units, devices, log, repeatable
+from hw.replay.run import Job, Journal, chosen_units, devices, load_workloads, log, repeatable
 from hw.replay.session import Session
 from hw.watchdog import watchdog
-from hw.workloads import UnitSpec, Workload, load_workload
+from hw.workloads import UnitSpec, Workload
 from tesserasim.trace.model import Trace
 
 
@@ -36,14 +38,17 @@ def links(job: Job) -> int:
 def profile(job: Job) -> int:
     """Kernel times of units on every device, as traces under `out`/profile/<device>/<model>; with `job.pairs` also
     how their kernels slow each other down, under `out`/pairs/<model>."""
-    found, workload, info = devices(job.devices), load_workload(job.model), machine()
-    for unit in chosen_units(job, workload):
+    found, info = devices(job.devices), machine()
+    workloads = load_workloads(job.model, found)
+    for unit in chosen_units(job, next(iter(workloads.values()))):
         with repeatable(unit), found.throttled():
-            names = {p.name: found.gpu_name(info["gpu"], p) for p in found.parts}
-            traces = [_profiled(job, workload, unit, p, {**info, "gpu": names[p.name]})
-                      for p in found.parts if not job.late]  # fmt: skip
+            names = {p.name: found.gpu_name(gpu_name(p.device), p) for p in found.parts}
+            traces = [
+                _profiled(job, workloads[p.device], unit, p, {**info, "gpu": names[p.name], "gpu_index": p.device})
+                for p in found.parts if not job.late
+            ]  # fmt: skip
             if job.pairs and len(traces) == len(found.parts) and not job.late:
-                _pairs(job, workload, unit, found, traces[0], info)
+                _pairs(job, workloads, unit, found, traces[0], info)
     return 0
 
 
@@ -58,7 +63,8 @@ def _profiled(job: Job, workload: Workload, unit: UnitSpec, part: Partition, inf
         if kept.meta.gpu != info["gpu"]:
             raise HardwareError(f"{path}: measured on {kept.meta.gpu}, not on {info['gpu']}; give another --out")
         return kept
-    captured = capture_unit(workload, unit, stream=part.stream())
+    with torch.cuda.device(part.device):
+        captured = capture_unit(workload, unit, stream=part.stream())
     trace = assemble(workload, captured, dict(info))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(trace, path)
@@ -67,18 +73,19 @@ def _profiled(job: Job, workload: Workload, unit: UnitSpec, part: Partition, inf
 
 
 def _pairs(
-    job: Job, workload: Workload, unit: UnitSpec, found: Devices, trace: Trace, info: Mapping[str, Any]
+    job: Job, workloads: Mapping[int, Workload], unit: UnitSpec, found: Devices, trace: Trace, info: Mapping[str, Any]
 ) -> None:
     from hw.replay.pairs import measure
 
-    facts = {"machine": info, "devices": found.facts(), "model": workload.name}
-    journal = Journal(job.out / "pairs" / workload.name / f"{unit.file_stem}.jsonl", facts)
+    model = next(iter(workloads.values())).name
+    facts = {"machine": info, "devices": found.facts(), "model": model}
+    journal = Journal(job.out / "pairs" / model / f"{unit.file_stem}.jsonl", facts)
     if journal.has("end", ""):
         return
-    session = Session(workload, unit, found.parts)
+    session = Session(workloads, unit, found.parts)
     for row in measure(session, [k.duration_ns for k in trace.kernels], known=lambda p: journal.has("pair", p)):
         journal.add(row)
         if job.late:
             return
     journal.add({"kind": "end", "plan": ""})
-    log(f"{workload.name} {unit.file_stem}: pairs of kernels measured")
+    log(f"{model} {unit.file_stem}: pairs of kernels measured")

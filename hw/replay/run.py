@@ -224,13 +224,13 @@ def replay(job: Job) -> int:
     """Run a job; 1 if a plan failed. What the time limit leaves undone is left to the next call."""
     check_plans(job)
     found = devices(job.devices)
-    workload = load_workload(job.model)
+    workloads = load_workloads(job.model, found)
     info = machine()
     failed = 0
-    for unit in chosen_units(job, workload):
+    for unit in chosen_units(job, next(iter(workloads.values()))):
         try:
             with repeatable(unit), found.throttled():
-                failed += _unit(job, workload, unit, found, info)
+                failed += _unit(job, workloads, unit, found, info)
         except torch.AcceleratorError:
             raise
         except InputError as error:
@@ -243,9 +243,21 @@ def replay(job: Job) -> int:
     return 1 if failed else 0
 
 
-def _unit(job: Job, workload: Workload, unit: UnitSpec, found: Devices, info: Mapping[str, Any]) -> int:
+def load_workloads(model: str, found: Devices) -> dict[int, Workload]:
+    """The model on every GPU that devices are parts of, by number; the first device's GPU first."""
+    built: dict[int, Workload] = {}
+    for gpu in dict.fromkeys(p.device for p in found.parts):
+        with torch.cuda.device(gpu):
+            built[gpu] = load_workload(model, f"cuda:{gpu}" if gpu else "cuda")
+    return built
+
+
+def _unit(
+    job: Job, workloads: Mapping[int, Workload], unit: UnitSpec, found: Devices, info: Mapping[str, Any]
+) -> int:
     t0, parts = time.monotonic(), found.parts
-    session = Session(workload, unit, parts, copies=job.copies)
+    session = Session(workloads, unit, parts, copies=job.copies)
+    workload = session.workload
     facts = {
         "model": workload.name, "copies": job.copies, "unit": unit.as_dict(), "machine": dict(info),
         "devices": found.facts(), "pinned": dict(session.pinned),

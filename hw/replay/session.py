@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,17 @@ _SPIN_CYCLES = _CYCLES_PER_S // 500  # 2 ms
 
 
 class Session:
-    """Captures of `unit` on every partition, one per slot."""
+    """Captures of `unit` on every partition, one per slot. `workloads`: the model on every GPU, by number."""
 
     def __init__(
-        self, workload: Workload, unit: UnitSpec, partitions: Sequence[Partition], depth: int = 1, copies: str = ENGINE
-    ) -> None:
+        self, workloads: Mapping[int, Workload], unit: UnitSpec, partitions: Sequence[Partition], depth: int = 1,
+        copies: str = ENGINE,
+    ) -> None:  # fmt: skip
         if copies == KERNEL and len({p.device for p in partitions}) > 1:
             raise HardwareError("copies by kernels: the devices must be parts of one GPU")
         self.copies = copies
-        self.workload, self.unit, self.partitions = workload, unit, list(partitions)
+        self.workloads, self.unit, self.partitions = workloads, unit, list(partitions)
+        self.workload = workloads[partitions[0].device]
         self.slots: list[dict[str, Arena]] = []
         self.streams: list[torch.cuda.Stream] = []
         self.pinned: dict[str, str] = {}  # site -> why it must stay on the first device
@@ -52,7 +54,7 @@ class Session:
     def deepen(self, depth: int) -> None:
         """Capture until there are `depth` slots."""
         while len(self.slots) < depth:
-            slot = {p.name: capture_arena(self.workload, self.unit, p) for p in self.partitions}
+            slot = {p.name: capture_arena(self.workloads[p.device], self.unit, p) for p in self.partitions}
             self.slots.append(slot)
             self.streams.append(torch.cuda.Stream())
             first = slot[self.partitions[0].name]
@@ -108,9 +110,10 @@ class Session:
     def prepare(self, device_of: Sequence[str], seed: int, slot: int = 0) -> None:
         true = brought(self.trace, device_of)
         for name, arena in self.slots[slot].items():
-            poison(arena, seed)
-            fill(arena, seed, {b for b, d in true if d == name})
-        torch.cuda.synchronize()
+            with torch.cuda.device(arena.partition.device):
+                poison(arena, seed)
+                fill(arena, seed, {b for b, d in true if d == name})
+                torch.cuda.synchronize()
 
     def unsplit(self, seed: int) -> list[torch.Tensor]:
         """What the captured graph itself makes of the same values on the first device: the reference."""
@@ -157,7 +160,10 @@ class Session:
             written = {a.buffer for a in kernel.accesses if a.writes} - {
                 b.id for b in self.trace.buffers if b.role == "workspace"
             }
-            out.append({b: mark(bytes_at(arena.address(b), self.trace.buffers[b].nbytes)) for b in sorted(written)})
+            gpu = arena.partition.device
+            out.append({
+                b: mark(bytes_at(arena.address(b), self.trace.buffers[b].nbytes, gpu)) for b in sorted(written)
+            })
         return out
 
     def check(self, device_of: Sequence[str], seed: int, want: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -228,7 +234,7 @@ class Session:
         try:
             for slot in range(depth):
                 self.prepare(device_of, seed=1, slot=slot)
-            return closed_loop(graphs, self.streams, BURSTS, BURST_S, stagger_us)
+            return closed_loop(graphs, self.streams, BURSTS, BURST_S, stagger_us, self._gpus(device_of))
         finally:
             torch.cuda.synchronize()
             for g in graphs:
@@ -238,7 +244,13 @@ class Session:
         """The captured graph of the first device itself, not made again: what the builder must not slow down."""
         home = self.partitions[0].name
         self.prepare([home] * len(self.trace.kernels), seed=1)
-        return closed_loop([Plain(self._ready(self.slots[0][home]))], self.streams, BURSTS, BURST_S)
+        plain = Plain(self._ready(self.slots[0][home]))
+        return closed_loop([plain], self.streams, BURSTS, BURST_S, gpus=self._gpus([home]))
+
+    def _gpus(self, device_of: Sequence[str]) -> list[int]:
+        """The GPUs that a placement uses."""
+        used = set(device_of)
+        return sorted({p.device for p in self.partitions if p.name in used})
 
     def time_together(self, placements: Sequence[Sequence[str]]) -> Group:
         """Closed loops of slots with a placement each, all at once: lanes of one plan, or replicas."""
@@ -246,7 +258,7 @@ class Session:
         try:
             for slot, device_of in enumerate(placements):
                 self.prepare(device_of, seed=1, slot=slot)
-            return together(graphs, self.streams, BURSTS, BURST_S)
+            return together(graphs, self.streams, BURSTS, BURST_S, self._gpus([d for x in placements for d in x]))
         finally:
             torch.cuda.synchronize()
             for g in graphs:

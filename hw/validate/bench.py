@@ -75,12 +75,25 @@ class Unit:
                 raise InputError(f"{self.model} {first.unit}: device {device} runs other kernels than the first one")
 
     @property
+    def gpus(self) -> dict[int, list[str]]:
+        """Number of a GPU -> the devices that are parts of it. Traces without a number are of GPU 0 if all of their
+        devices fit on one, else each has its own."""
+        known = {d: t.meta.extra.get("gpu_index") for d, t in self.traces.items()}
+        if any(type(i) is not int for i in known.values()):
+            found = [n for t in self.traces.values() if (n := partition_sms(t)) is not None]
+            specs = {whole_gpu(t).name: whole_gpu(t).sms for t in self.traces.values()}
+            one = len(found) == len(self.traces) and len(specs) == 1 and sum(found) <= max(specs.values())
+            known = {d: 0 if one else i for i, d in enumerate(self.traces)}
+        gpus: dict[int, list[str]] = {}
+        for device, i in known.items():
+            gpus.setdefault(int(i or 0), []).append(device)
+        return gpus
+
+    @property
     def parts(self) -> dict[str, int]:
-        """Multiprocessors of every device, if the devices are parts of one GPU; {} if they are whole GPUs."""
+        """Multiprocessors of every device that is a part of a GPU."""
         found = {d: n for d, t in self.traces.items() if (n := partition_sms(t)) is not None}
-        specs = {whole_gpu(t).name: whole_gpu(t).sms for t in self.traces.values()}
-        one = len(found) == len(self.traces) and len(specs) == 1 and sum(found.values()) <= max(specs.values())
-        return found if one else {}
+        return {d: n for d, n in found.items() if n < whole_gpu(self.traces[d]).sms}
 
 
 @dataclass(frozen=True)
@@ -114,9 +127,10 @@ def bench(unit: Unit) -> tuple[Mix, Cluster, MeasuredTimes]:
         Link(a, b, hop.gbs * 8, hop.latency_ns / 1000, "measured", setup_us=hop.setup_ns / 1000, in_order=hop.in_order)
         for a, b in combinations(names, 2)
     )
-    parts = unit.parts  # of one GPU, so they share its DRAM
+    parts = unit.parts
+    shared = tuple(tuple(sorted(own)) for _, own in sorted(unit.gpus.items()) if len(own) > 1)  # parts share a DRAM
     devices = tuple(Device(n, gpus[n], parts.get(n)) for n in names)
-    cluster = Cluster("devices", devices, links, dram_domains=(tuple(names),) if len(parts) > 1 else ())
+    cluster = Cluster("devices", devices, links, dram_domains=shared)
     # A mix of stages launches a unit at tokens 1 and context 0, whatever they were: the trace is taken as it is.
     point = {**first.meta.unit, "tokens": 1, "context": 0}
     first = replace(first, meta=replace(first.meta, unit=point))

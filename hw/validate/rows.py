@@ -118,8 +118,8 @@ def _row(shared: _Bench, m: Measured, split: Split, device_model: str) -> dict[s
 def _measured(shared: _Bench, m: Measured, used: Sequence[str]) -> dict[str, Any]:
     """What the journal and a timeline beside it say."""
     seen, why = _timeline(shared, m, used)
-    # The counter is that of GPU 0: what other GPUs took is not in it.
-    counted = all(m.machine.gpu_of.get(d, 0 if shared.unit.parts else -1) == 0 for d in used)
+    # What GPUs took whose counters were not read is not in the figure.
+    counted = all(m.machine.gpu_of.get(d, 0 if len(shared.unit.gpus) == 1 else -1) in m.energy_gpus for d in used)
     return {
         "measured_per_s": m.units_per_s, "measured_low": min(m.samples), "measured_high": max(m.samples),
         "bursts": len(m.samples), "launches": m.launches,
