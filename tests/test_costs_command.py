@@ -99,7 +99,8 @@ def test_shipped_files_are_whole_and_small() -> None:
             assert text == text_of(document) and document["source"] and document["rows"]
             assert (document["kind"], document["reference"]) == (kind, reference)
             model = model_from(document)
-            assert set(model.forests) <= set(model.spreads) and {"spec", "sibling"} <= set(model.spreads)
+            assert document["schema"] == 2 and set(model.forests) == set(model.spreads)
+            assert model.between.dies >= 4 and 0 < model.between.systematic < 1
             total += len(text)
     assert total < 5_000_000
 

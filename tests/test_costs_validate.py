@@ -8,18 +8,28 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import spearmanr
 
+from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.costs import validate
 from tesserasim.costs.boost import BoostParams
-from tesserasim.costs.learn import DIES, REFERENCE, Problem, problem, sibling_of
-from tesserasim.costs.tables import GROUPS, SHAPES, Rows, read_tables
-from tesserasim.costs.validate import HeldOut, fold_of, hold_out, intervals, metrics
+from tesserasim.costs.distance import Left, distance, estimate
+from tesserasim.costs.fitting import _as_shipped
+from tesserasim.costs.learn import DIES, REFERENCE, Problem, problem, sibling_of, with_launches
+from tesserasim.costs.shipped import shipped
+from tesserasim.costs.tables import GROUPS, SHAPES, Rows, eager_launches, read_tables
+from tesserasim.costs.validate import HeldOut, fold_of, hold_out, intervals, metrics, pair_ranks
 from tesserasim.errors import InputError
 
 pytestmark = pytest.mark.quick
 
 SAMPLE = Path(__file__).parent / "data" / "costs"
 FEW = BoostParams(trees=4, depth=4)
+
+
+@pytest.fixture(autouse=True)
+def quick_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate, "INNER", FEW)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +137,81 @@ def test_the_interval_of_a_row_does_not_come_from_its_own_group(decode: Rows) ->
     low2, high2 = intervals(wild, h.calibrated, "groups")
     assert np.array_equal(low[mine], low2[mine]) and np.array_equal(high[mine], high2[mine])
     assert (low < high).all()
+
+
+def test_the_stated_error_of_an_unseen_gpu_does_not_come_from_its_rows(decode: Rows) -> None:
+    """Mutation tried: `o == gpu` counted in `between` -> fails."""
+    p = problem(decode, REFERENCE)
+    for gpu in ("L40S", "B200"):
+        kin = [g for g in p.rows.gpus if g == gpu or sibling_of(g, [gpu])]
+        mine = np.isin(p.rows.gpu, [p.rows.gpus.index(g) for g in kin])
+        found = []
+        for y in (p.y, p.y + 2.0 * mine):
+            h = held(replace(p, y=y))
+            low, high = intervals(h, h.alone, "dies")
+            found.append((low[mine], high[mine]))
+            assert (low < high).all()
+        assert np.array_equal(found[0][0], found[1][0]) and np.array_equal(found[0][1], found[1][1])
+
+
+def test_errors_grow_with_distance() -> None:
+    """By hand: two dies at distances 0.5 and 1, off by 0.1 and 0.2 with no scatter: 0.2 per unit of distance.
+
+    Student's t with two dies widens it by 1.886 / 1.2816. Mutations tried: distance not squared; GPUs of a die counted
+    twice -> fails.
+    """
+    one = np.full(50, 0.1)
+    left = [Left(0.5, one, "a"), Left(0.5, -one, "a"), Left(1.0, 2.0 * one, "b")]
+    found = estimate(left, [0.03])
+    assert (found.systematic, found.site, found.scatter, found.dies) == (0.2, 0.0, 0.03, 2)
+    systematic, site = found.errors(0.7, False)
+    assert systematic == pytest.approx(0.2 * 0.7 * 1.886 / 1.2816, rel=1e-3) and site == pytest.approx(0.03)
+    beside, _ = found.errors(0.7, True)
+    assert beside == pytest.approx(1.886 / 1.2816 * (0.12**2 / 2 + 0.14**2) ** 0.5, rel=1e-3)
+    assert estimate([], []).systematic >= 0.5
+    near, far = (distance(find_gpu(g), find_gpu("H200-SXM")) for g in ("H100-SXM", "L40S"))
+    assert distance(find_gpu("B200"), find_gpu("B200")) == 0 < near < 0.2 < far
+
+
+def test_launches_are_seen_where_the_host_sets_the_pace(gemm: Rows) -> None:
+    """A GPU's own figure never counts, its sibling's does, and for block-scaled 8-bit operands alone."""
+    times = {"H200-SXM": 10.0, "B200": 20.0, "B300-SXM": 23.0}
+    rows = [
+        {"kernel_kind": "gemm", "gpu": g, "framework": "vllm", "version": "0.24.0", "dtype": "fp8_block",
+         "kernel_source": "x", "m": m, "n": 128, "k": 128, "time_us": t * (1.0 if m <= 30 else 50.0)}
+        for g, t in times.items() for m in range(1, 41)
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows)
+    # Beyond the least time of the H200 the ratio is another, and must not count.
+    frame.loc[(frame["m"] > 30) & (frame["gpu"] != "H200-SXM"), "time_us"] *= 9.0
+    found = eager_launches(frame)
+    assert found == {"H200-SXM": 1.0, "B200": 2.0, "B300": 2.3}
+    shape = {c: np.full(2, 64.0) for c in ("m", "n", "k")} | {"a_bits": np.array([8.0, 16.0]), "block": np.ones(2)}
+    assert with_launches("gemm", shape, found, ["B200"])["launches"].tolist() == [2.3, 1.0]
+    assert with_launches("gemm", shape, found, ["L40S"])["launches"].tolist() == [1.0, 1.0]
+    assert gemm.launches["B300"] > 1.5  # as measured
+    p = problem(gemm, REFERENCE)
+    b200 = p.rows.is_gpu("B200") & (p.rows.dtype == "fp8_block")
+    assert b200.any() and (p.lone[b200] < 0).all() and not p.lone[~p.rows.is_gpu("B200") & ~p.rows.is_gpu("B300")].any()
+
+
+def test_shipped_parameters_ignore_what_a_table_says_of_launches(gemm: Rows) -> None:
+    """Mutation tried: `problem(rows, ...)` in `_as_shipped` -> fails."""
+    model, other = shipped("gemm", REFERENCE), replace(gemm, launches={"B300": 9.0, "H200-SXM": 1.0})
+    assert _as_shipped(gemm, model) == _as_shipped(other, model)
+
+
+def test_ranks_of_pairs(decode: Rows) -> None:
+    """Against scipy on a join by hand; a pair whose ratio is constant is left out."""
+    h = held(problem(decode, REFERENCE), unseen=False)
+    rows = {(r["gpu"], r["other"]): r for r in pair_ranks(h)}
+    r, p = rows["A100-80GB-SXM", "L40S"], h.problem
+    frame = pd.DataFrame({**p.rows.shape, "dtype": p.rows.dtype, "build": p.rows.build, "gpu": p.rows.gpu})
+    frame["t"], frame["q"] = p.rows.time_us, p.base * np.exp(h.calibrated)
+    parts = [frame[p.rows.is_gpu(g)].drop(columns="gpu") for g in ("A100-80GB-SXM", "L40S")]
+    both = parts[0].merge(parts[1], on=[*p.rows.shape, "dtype", "build"])
+    wanted = spearmanr(both["t_x"] / both["t_y"], both["q_x"] / both["q_y"]).statistic
+    assert r["n"] == len(both) and r["spearman"] == pytest.approx(wanted)
 
 
 def test_the_reference_is_the_row_of_the_same_build_and_shape(decode: Rows) -> None:

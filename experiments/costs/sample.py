@@ -25,8 +25,8 @@ from tesserasim.costs.tables import BUILDS, OTHER_BUILD, SHAPES, read_tables
 REPO = Path(__file__).resolve().parents[2]
 OUT = REPO / "tests" / "data" / "costs"
 TABLES = ("gemm", "attention_prefill", "attention_decode", "moe", "elementwise_quant")
-#: Two GPUs of every kind: refitting takes seconds.
-GPUS = ("L40S", "H100-SXM")
+#: One GPU, with rows of every kind and with a sibling: refitting takes seconds.
+GPUS = ("B200",)
 LEAST_SHAPES = 60
 
 

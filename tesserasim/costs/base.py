@@ -7,11 +7,10 @@ its source and its error are (`KernelTimes`).
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Protocol
 
 from tesserasim.cluster.model import GpuSpec
-from tesserasim.costs.calibrated import Calibrated
+from tesserasim.costs.calibrated import calibrated
 from tesserasim.costs.times import FloatArray, KernelTimes, captured_times
 from tesserasim.trace.model import Trace
 
@@ -40,7 +39,6 @@ class CostModel(Protocol):
         ...
 
 
-@cache
 def default_costs() -> CostModel:
     """The model that everything uses unless told otherwise: the one place to change when a better one exists."""
-    return Calibrated()
+    return calibrated()

@@ -60,8 +60,8 @@ class Forest:
     def bins(self, x: FloatArray) -> BinArray:
         """[feature, row] bins of features x [row, feature]."""
         found = np.empty((len(self.edges), len(x)), dtype=np.uint8)
-        for f, edges in enumerate(self.edges):
-            found[f] = np.searchsorted(edges, x[:, f], side="left")
+        for row, edges, column in zip(found, self.edges, x.T, strict=True):
+            row[:] = edges.searchsorted(column)
         return found
 
     def predict(self, x: FloatArray) -> FloatArray:

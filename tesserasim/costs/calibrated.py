@@ -6,6 +6,7 @@ The order of sources, per site (tesserasim.costs.learn):
     calibrated  the GPU has measured rows of the site's kind
     sibling     another GPU of the same die has
     spec        neither: mechanisms and what all measured GPUs have in common
+    own table   the GPU, or the one of the trace, has a table of the user's (tesserasim.costs.own)
     roofline    the site's kind was never measured: the roofline ratio
 
 A captured time on the reference GPU goes into the model as it is; one on any other GPU is scaled by the model's two
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import weakref
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,10 @@ from numpy.typing import NDArray
 
 from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import GpuSpec
+from tesserasim.costs.distance import Z80
 from tesserasim.costs.learn import REFERENCE, KindModel, regime
+from tesserasim.costs.mechanisms import Known
+from tesserasim.costs.own import Own, OwnCosts, load_own, named_files, own_hash
 from tesserasim.costs.roofline import RooflineRatio
 from tesserasim.costs.shipped import shipped, shipped_hash
 from tesserasim.costs.sites import TRANSLATED, SiteRows, site_rows
@@ -35,8 +40,6 @@ from tesserasim.trace.model import Trace
 
 #: A site whose time says that it did not run as the benchmark did is not scaled beyond this factor of the roofline.
 MOST_RATIO = 30.0
-NO_ERROR = 0.3  # log-sd where a model states none
-Z80 = 1.2816  # half of an 80 % interval in standard deviations
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class SiteTimes:
     high_ns: FloatArray
 
 
+Sides = dict[tuple[str, str | None], Known]  # (kind, reference)
+
+
 @dataclass(frozen=True)
 class _Facts:
     """What every GPU's prediction needs of a trace, found once."""
@@ -63,6 +69,7 @@ class _Facts:
     rows: tuple[SiteRows, ...]
     rest: Trace  # the kernels of sites without a measured kind
     rest_sites: NDArray[np.intp]  # indices of those sites, in the order of `rest.sites`
+    sides: Sides = field(default_factory=dict)  # as they are found
 
 
 def _facts(trace: Trace) -> _Facts:
@@ -85,14 +92,16 @@ class Calibrated:
 
     name = "calibrated"
 
-    def __init__(self) -> None:
+    def __init__(self, own: OwnCosts | None = None, own_version: str = "") -> None:
         self.roofline = RooflineRatio()
+        self.own = own or {}
+        self._own_version = own_version
         self._known: dict[int, tuple[weakref.ref[Trace], _Facts]] = {}
 
     @cached_property
     def version(self) -> str:
         """Hash over the shipped parameters, the translation of sites and the roofline that stands in."""
-        content = [self.name, 1, shipped_hash(), sorted(TRANSLATED.items()), self.roofline.version]
+        content = [self.name, 2, shipped_hash(), sorted(TRANSLATED.items()), self.roofline.version, self._own_version]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def _facts_of(self, trace: Trace) -> _Facts:
@@ -126,19 +135,20 @@ class Calibrated:
         self._plain(facts, gpu, ns, systematic, own_sigma)
         width = Z80 * np.hypot(systematic, own_sigma)
         low, high = np.exp(-width), np.exp(width)
-        sources, kinds = ["roofline"] * n, [""] * n
+        sources, kinds = np.full(n, "roofline", dtype=object), np.full(n, "", dtype=object)
         for rows in facts.rows:
             at = rows.sites
             known = np.maximum(before[at] / 1e3 / rows.share, 1e-3)
-            found = _predict(rows, captured, gpu, known)
+            found = _predict(rows, captured, gpu, known, self.own, facts.sides)
             ns[at] = before[at] * np.clip(found.us / known, 1.0 / MOST_RATIO, MOST_RATIO)
             systematic[at] = np.hypot(found.systematic, rows.extra)
             own_sigma[at] = found.site
             low[at] = np.exp(found.low - Z80 * rows.extra)
             high[at] = np.exp(found.high + Z80 * rows.extra)
-            for i in at.tolist():
-                sources[i], kinds[i] = found.source, rows.kind
-        return SiteTimes(ns, tuple(sources), tuple(kinds), systematic, own_sigma, ns * low, ns * high)
+            sources[at], kinds[at] = found.source, rows.kind
+        return SiteTimes(
+            ns, tuple(sources.tolist()), tuple(kinds.tolist()), systematic, own_sigma, ns * low, ns * high
+        )  # fmt: skip
 
     def _plain(
         self, facts: _Facts, gpu: GpuSpec, ns: FloatArray, systematic: FloatArray, own_sigma: FloatArray
@@ -153,6 +163,16 @@ class Calibrated:
         np.maximum.at(own_sigma, site, plain.sigma_site)
 
 
+def calibrated() -> Calibrated:
+    """The model with the own tables that the environment names (tesserasim.costs.own)."""
+    return _calibrated(named_files(), own_hash())
+
+
+@cache
+def _calibrated(files: tuple[str, ...], version: str) -> Calibrated:
+    return Calibrated(load_own(files, shipped_hash()) if files else None, version)
+
+
 @dataclass(frozen=True)
 class _Found:
     us: FloatArray
@@ -163,28 +183,52 @@ class _Found:
     high: FloatArray
 
 
-def _predict(rows: SiteRows, captured: GpuSpec, gpu: GpuSpec, known_us: FloatArray) -> _Found:
+def _predict(
+    rows: SiteRows, captured: GpuSpec, gpu: GpuSpec, known_us: FloatArray, own: OwnCosts, sides: Sides
+) -> _Found:
     """us of the measured operations on `gpu`, from their times on `captured`."""
     if captured.name == REFERENCE:
-        model = shipped(rows.kind, REFERENCE)
-        base, x = model.base(rows.shape, gpu, known_us)
-        us = base * np.exp(model.log_factor(gpu.name, x))
-    else:  # two predictions without a reference: what both GPUs share cancels
-        model = shipped(rows.kind, None)
-        base, x = model.base(rows.shape, gpu, None)
-        there = model.predict(rows.shape, captured)
-        us = known_us * base * np.exp(model.log_factor(gpu.name, x)) / there
+        better = own.get((gpu.name, rows.kind, REFERENCE))
+        if better or not any((g.name, rows.kind, None) in own for g in (gpu, captured)):
+            model = shipped(rows.kind, REFERENCE)
+            return _by_model(model, rows, gpu, better, _side(model, rows, known_us, sides))
+    # Two predictions without a reference: what both GPUs share cancels; the errors of both remain.
+    model = shipped(rows.kind, None)
+    side = _side(model, rows, None, sides)
+    here, there = (_by_model(model, rows, g, own.get((g.name, rows.kind, None)), side) for g in (gpu, captured))
+    systematic, site = math.hypot(here.systematic, there.systematic), math.hypot(here.site, there.site)
+    low, high = -np.hypot(here.low, there.high), np.hypot(here.high, there.low)
+    return _Found(known_us * here.us / there.us, here.source, systematic, site, low, high)
+
+
+def _side(model: KindModel, rows: SiteRows, known_us: FloatArray | None, sides: Sides) -> Known:
+    key = (rows.kind, model.reference)
+    if key not in sides:
+        sides[key] = model.known_side(rows.shape, known_us)
+    return sides[key]
+
+
+def _by_model(model: KindModel, rows: SiteRows, gpu: GpuSpec, own: Own | None, side: Known) -> _Found:
+    """us on `gpu` by one model, with the correction of an own table."""
+    base, x = model.base(rows.shape, gpu, side)
+    factor = model.log_factor(gpu.name, x)
+    if own is None:
+        return _Found(base * np.exp(factor), _source(model, gpu), *_errors(model, gpu, base, None))
+    return _Found(base * np.exp(factor + own.forest.predict(x)), "own table", *_errors(model, gpu, base, own))
+
+
+def _source(model: KindModel, gpu: GpuSpec) -> str:
     how, whose = model.source(gpu.name)
-    return _errors(model, gpu, base, us, f"{how} {whose}" if how == "sibling" else how)
+    return f"{how} {whose}" if how == "sibling" else how
 
 
-def _errors(model: KindModel, gpu: GpuSpec, base: FloatArray, us: FloatArray, source: str) -> _Found:
-    spread = model.spread(gpu.name)
-    if spread is None:
-        wide = np.full(len(us), Z80 * NO_ERROR)
-        return _Found(us, source, NO_ERROR, NO_ERROR, -wide, wide)
+def _errors(
+    model: KindModel, gpu: GpuSpec, base: FloatArray, own: Own | None
+) -> tuple[float, float, FloatArray, FloatArray]:
+    """(systematic, site, low, high) of predictions on `gpu`."""
+    spread = own.spread if own is not None else model.spread(gpu.name)
     where = regime(model.kind, base)
-    return _Found(us, source, spread.systematic, spread.site, spread.low[where], spread.high[where])
+    return spread.systematic, spread.site, spread.low[where], spread.high[where]
 
 
 def explain(trace: Trace, gpu: GpuSpec, site: str, times: SiteTimes) -> dict[str, Any]:

@@ -33,8 +33,9 @@ def add_costs(commands: Any, command: Callable[..., argparse.ArgumentParser], pa
     how.add_argument("--cross-validate", action="store_true", help="fit anew, with groups and GPUs held out")
     c.add_argument("--reference", choices=("H200", "none"), default="H200", help="is the H200's time known?")
     c.add_argument("--calibrated-only", action="store_true", help="cross-validate without holding GPUs out (faster)")
-    c = command(actions, "fit", lambda o: _fit(o, show), "fit the parameters that ship")
-    c.add_argument("tables", nargs="*", type=Path, metavar="TABLE", help="default: the shared kernel tables")
+    c = command(actions, "fit", lambda o: _fit(o, show), "fit the parameters that ship, or those of a GPU of your own")
+    what = "rows of one GPU (and of the H200): a file for $TESSERASIM_COSTS. Default: the shared kernel tables"
+    c.add_argument("tables", nargs="*", type=Path, metavar="TABLE", help=what)
     c.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the parameter files are written")
 
 
@@ -44,14 +45,19 @@ def _progress(text: str) -> None:
 
 def _fit(options: argparse.Namespace, show: Show) -> int:
     from tesserasim.costs.fitting import fit
+    from tesserasim.costs.owntable import fit_own, is_own
     from tesserasim.writing import check_directory, write_whole
 
     check_directory(options.out)
-    files = fit(options.tables, _progress)
+    own = len(options.tables) > 0 and is_own(options.tables)
+    files = fit_own(options.tables, _progress) if own else fit(options.tables, _progress)
     for name, text in files.items():
         write_whole(options.out / name, text.encode())
     rows = [{"file": str(options.out / name), "bytes": len(text.encode())} for name, text in files.items()]
-    show(rows, options.json, "\n".join(f"{r['file']}: {r['bytes']} bytes" for r in rows))
+    lines = [f"{r['file']}: {r['bytes']} bytes" for r in rows]
+    if own:
+        lines.append(f"use it in every command with TESSERASIM_COSTS={rows[0]['file']}")
+    show(rows, options.json, "\n".join(lines))
     return 0
 
 

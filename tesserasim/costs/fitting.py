@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from tesserasim.costs.learn import REFERENCE, KindModel, problem
 from tesserasim.costs.shipped import file_name, model_document, shipped, text_of
-from tesserasim.costs.tables import Rows, read_tables
+from tesserasim.costs.tables import BUILDS, OTHER_BUILD, Rows, read_tables
 from tesserasim.costs.times import FloatArray
 from tesserasim.costs.validate import final_model, held_metrics, hold_out, metrics
 from tesserasim.errors import InputError
@@ -61,11 +62,14 @@ def evaluate(
                 found += _as_shipped(rows, shipped(kind, reference))
             else:
                 found += held_metrics(hold_out(problem(rows, reference), unseen=unseen), unseen)
+    if not found:
+        builds = ", ".join(sorted({*BUILDS.values(), OTHER_BUILD}))
+        raise InputError(f"no rows to evaluate: the tables have none of {builds} with a time on {REFERENCE}")
     return found
 
 
 def _as_shipped(rows: Rows, model: KindModel) -> list[dict[str, Any]]:
-    p = problem(rows, model.reference)
+    p = problem(replace(rows, launches=model.launches), model.reference)  # not what this table would say
     predicted, low, high = (np.zeros(len(p.rows)) for _ in range(3))
     for g in p.rows.gpus:
         mine = p.rows.is_gpu(g)
@@ -76,11 +80,9 @@ def _as_shipped(rows: Rows, model: KindModel) -> list[dict[str, Any]]:
 
 
 def interval80(model: KindModel, gpu: str, base: FloatArray, predicted: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """[row] the interval that the model states, us; the prediction alone where it states none."""
+    """[row] the interval that the model states, us."""
     from tesserasim.costs.learn import regime
 
     spread = model.spread(gpu)
-    if spread is None:
-        return predicted, predicted
     where = regime(model.kind, base)
     return predicted * np.exp(spread.low[where]), predicted * np.exp(spread.high[where])

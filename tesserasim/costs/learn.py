@@ -13,7 +13,7 @@ Everything the errors need comes from rows that were held out (tesserasim.costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import GpuSpec
 from tesserasim.costs.boost import BoostParams, Forest, fit_forest
-from tesserasim.costs.mechanisms import FLOOR_US, Shape, features, specs
+from tesserasim.costs.distance import UNKNOWN, Z80, Between, distance
+from tesserasim.costs.mechanisms import FLOOR_US, Known, Shape, features, known_side, specs
 from tesserasim.costs.times import FloatArray
 
 REFERENCE = "H200-SXM"
@@ -65,7 +66,9 @@ class KindModel:
     forests: Mapping[str, Forest]
     pooled: Forest
     pooled_share: float = 0.0
-    spreads: Mapping[str, Spread] = field(default_factory=dict)  # GPU -> errors; "sibling" and "spec" without rows
+    spreads: Mapping[str, Spread] = field(default_factory=dict)  # GPU with rows -> errors
+    launches: Mapping[str, float] = field(default_factory=dict)  # GPU -> launches of a block-scaled GEMM, H200 = 1
+    between: Between = UNKNOWN  # errors of GPUs without rows
 
     def source(self, gpu: str) -> tuple[str, str]:
         """(how times on `gpu` are found, the GPU whose forest is used or "")."""
@@ -74,15 +77,19 @@ class KindModel:
         sibling = sibling_of(gpu, [*self.forests, *([self.reference] if self.reference else [])])
         return ("sibling", sibling) if sibling else ("spec", "")
 
-    def base(self, shape: Shape, gpu: GpuSpec, known_us: FloatArray | None) -> tuple[FloatArray, FloatArray]:
-        """(base [row] us, features [row, feature]) of the mechanisms on one GPU."""
-        here = specs([gpu])
+    def known_side(self, shape: Shape, known_us: FloatArray | None) -> Known:
+        """What `base` needs and no GPU changes."""
         there = specs([find_gpu(self.reference)]) if self.reference else None
-        return features(self.kind, shape, here, there, known_us)
+        return known_side(self.kind, shape, there, known_us)
+
+    def base(self, shape: Shape, gpu: GpuSpec, known: Known) -> tuple[FloatArray, FloatArray]:
+        """(base [row] us, features [row, feature]) of the mechanisms on one GPU."""
+        shape = with_launches(self.kind, shape, self.launches, [gpu.name])
+        return features(self.kind, shape, specs([gpu]), known)
 
     def predict(self, shape: Shape, gpu: GpuSpec, known_us: FloatArray | None = None) -> FloatArray:
         """[row] us on `gpu`; `known_us` [row] is the time on the reference GPU if the model has one."""
-        base, x = self.base(shape, gpu, known_us)
+        base, x = self.base(shape, gpu, self.known_side(shape, known_us))
         return base * np.exp(self.log_factor(gpu.name, x))
 
     def log_factor(self, gpu: str, x: FloatArray) -> FloatArray:
@@ -94,9 +101,13 @@ class KindModel:
             return np.zeros(len(x))
         return self.pooled_share * self.pooled.predict(x)
 
-    def spread(self, gpu: str) -> Spread | None:
-        how, _ = self.source(gpu)
-        return self.spreads.get(gpu if how == "calibrated" else how)
+    def spread(self, gpu: str) -> Spread:
+        """The errors of times on `gpu`: held-out ones if it has rows, else what its distance lets expect."""
+        how, whose = self.source(gpu)
+        if how == "calibrated" and gpu in self.spreads:
+            return self.spreads[gpu]
+        anchor = anchor_of(gpu, whose, self.reference, list(self.forests))
+        return far_spread(self.between, gpu, anchor, whose in self.forests)
 
 
 def sibling_of(gpu: str, known: list[str]) -> str:
@@ -105,6 +116,35 @@ def sibling_of(gpu: str, known: list[str]) -> str:
         if gpu in die:
             return min((k for k in known if k in die and k != gpu), default="")
     return ""
+
+
+def with_launches(
+    kind: str, shape: Shape, launches: Mapping[str, float], gpus: Sequence[str], gpu: NDArray[np.int64] | None = None
+) -> Shape:
+    """The shape with a column "launches" for block-scaled 8-bit GEMMs, as the GPU's *sibling* launches them.
+
+    A GPU's own figure is never used, so a GPU with rows is fitted on the same base as one without is predicted from.
+    `gpu` [row] indexes `gpus`; None: all rows are on the first.
+    """
+    if kind != "gemm" or not launches:
+        return shape
+    of = np.array([launches.get(sibling_of(g, list(launches)), 1.0) for g in gpus])
+    scaled = (shape["block"] > 0) & (shape["a_bits"] == 8)
+    return {**shape, "launches": np.where(scaled, of[0] if gpu is None else of[gpu], 1.0)}
+
+
+def anchor_of(gpu: str, sibling: str, reference: str | None, known: Sequence[str]) -> str:
+    """The known GPU from which the errors of `gpu` grow: its sibling, the reference or the nearest one with rows."""
+    if sibling or reference or not known:
+        return sibling or reference or REFERENCE
+    return min(known, key=lambda k: (distance(find_gpu(gpu), find_gpu(k)), k))
+
+
+def far_spread(between: Between, gpu: str, anchor: str, sibling: bool) -> Spread:
+    """The errors of a GPU without rows, the same near the floor and far from it, to both sides."""
+    systematic, site = between.errors(distance(find_gpu(gpu), find_gpu(anchor)), sibling)
+    half = np.full(4, Z80 * np.hypot(systematic, site))
+    return Spread(np.round(-half, 4), np.round(half, 4), round(systematic, 4), round(site, 4))
 
 
 def regime(kind: str, base_us: FloatArray) -> NDArray[np.int64]:
@@ -121,6 +161,8 @@ class Problem:
     base: FloatArray
     x: FloatArray
     y: FloatArray  # ln(measured / base)
+    lone: FloatArray  # ln(base without what siblings tell / base)
+    lone_x: FloatArray  # features without what siblings tell
 
 
 def problem(rows: Rows, reference: str | None) -> Problem:
@@ -129,8 +171,12 @@ def problem(rows: Rows, reference: str | None) -> Problem:
         rows = rows.take(np.isfinite(rows.reference_us) & ~rows.is_gpu(reference))
     every = specs([find_gpu(g) for g in rows.gpus]).take(rows.gpu) if len(rows) else specs([find_gpu(REFERENCE)])
     there = specs([find_gpu(reference)]) if reference else None
-    base, x = features(rows.kind, rows.shape, every, there, rows.reference_us if reference else None)
-    return Problem(rows, reference, base, x, np.log(rows.time_us / base))
+    known = rows.reference_us if reference else None
+    shape = with_launches(rows.kind, rows.shape, rows.launches, rows.gpus, rows.gpu)
+    side = known_side(rows.kind, rows.shape, there, known)
+    base, x = features(rows.kind, shape, every, side)
+    lone, lone_x = features(rows.kind, rows.shape, every, side) if "launches" in shape else (base, x)
+    return Problem(rows, reference, base, x, np.log(rows.time_us / base), np.log(lone / base), lone_x)
 
 
 def thin(where: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -159,11 +205,11 @@ def fit_kind(p: Problem, where: NDArray[np.bool_], gpus: list[str] | None = None
     gpus = [g for g in (gpus or p.rows.gpus) if (where & p.rows.is_gpu(g)).any()]
     forests = {g: fit_gpu(p, where, g) for g in gpus}
     shared = fit_pooled(p, where, gpus) if pooled else fit_pooled(p, where, [])
-    return KindModel(p.rows.kind, p.reference, forests, shared)
+    return KindModel(p.rows.kind, p.reference, forests, shared, launches=p.rows.launches)
 
 
-def with_errors(model: KindModel, spreads: Mapping[str, Spread], pooled_share: float) -> KindModel:
-    return replace(model, spreads=dict(spreads), pooled_share=pooled_share)
+def with_errors(model: KindModel, spreads: Mapping[str, Spread], pooled_share: float, between: Between) -> KindModel:
+    return replace(model, spreads=dict(spreads), pooled_share=pooled_share, between=between)
 
 
 def measure_spread(

@@ -32,6 +32,9 @@ FLOOR_US = {"gemm": 2.0, "attention_prefill": 7.0, "attention_decode": 7.0, "moe
 #: six weights, the attention ones a single cache; in a model everything is read once per step, so nothing is warm.
 COPIES = {"gemm": 6.0, "attention_prefill": 1.0, "attention_decode": 1.0}
 COLD = 64.0
+#: Part of the L2's rate that a GEMM reaches when it reads its weights there. Chosen, as the mean in `_tiles_us`:
+#: experiments/validation/costs_choices.py makes both choices without each die.
+GEMM_L2 = 0.6
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,13 @@ def waves(blocks: FloatArray, s: Specs) -> tuple[FloatArray, FloatArray]:
     return log2(per_sm), per_sm / np.ceil(np.maximum(per_sm, 1e-9))
 
 
-def moved(cold: FloatArray, warm: FloatArray, working_set: FloatArray, s: Specs) -> FloatArray:
-    """us for bytes from DRAM and bytes that the L2 may hold: the share that fits 70 % of it moves at its speed."""
+def moved(cold: FloatArray, warm: FloatArray, working_set: FloatArray, s: Specs, l2_share: float = 1.0) -> FloatArray:
+    """us for bytes from DRAM and bytes that the L2 may hold: the share that fits 70 % of it moves at its speed.
+
+    `l2_share`: part of the L2's rate that the kernel reaches.
+    """
     fits = np.clip(1.75 - working_set / (0.4 * s.l2), 0.0, 1.0)
-    return cold / s.dram + warm * (fits / s.l2_rate + (1.0 - fits) / s.dram)
+    return cold / s.dram + warm * (fits / (l2_share * s.l2_rate) + (1.0 - fits) / s.dram)
 
 
 def rate(bits: FloatArray, s: Specs) -> FloatArray:
@@ -113,17 +119,39 @@ def copies(kind: str, x: Shape) -> FloatArray:
 
 
 def _gemm(x: Shape, s: Specs) -> Limits:
+    """A GEMM; for 8-bit operands the benchmark quantises the activations first: a kernel of 3 bytes per element."""
     m, n, k = x["m"], x["n"], x["k"]
     weights, acts, out = n * k * x["w_bits"] / 8, m * k * x["a_bits"] / 8, m * n * 2.0
-    compute = 2.0 * m * n * k / rate(x["a_bits"], s)
+    quantised = (x["a_bits"] < 16).astype(np.float64)
+    compute = _tiles_us(m, n, k, x["a_bits"], s)
     total = weights + acts + out
     reused = copies("gemm", x) * weights + acts + out
-    memory = moved(0.0 * weights, total, reused, s)
+    elements = 3.0 * quantised * m * k
+    memory = moved(0.0 * weights, total, reused, s, GEMM_L2) + moved(0.0 * weights, elements, elements, s)
+    floor = FLOOR_US["gemm"] * (1.0 + quantised) * x.get("launches", 1.0)
     big, big_use = waves(np.ceil(m / 128) * np.ceil(n / 128), s)
     _, wide_use = waves(np.ceil(m / 256) * np.ceil(n / 128), s)
     _, small_use = waves(np.ceil(m / 64) * np.ceil(n / 64), s)
     more = (big, big_use, wide_use, small_use, log2(reused / s.l2), log2(total / s.l2))
-    return Limits(np.full_like(m, FLOOR_US["gemm"]), compute, memory, more)
+    return Limits(floor, compute, memory, more)
+
+
+def _tiles_us(m: FloatArray, n: FloatArray, k: FloatArray, bits: FloatArray, s: Specs) -> FloatArray:
+    """us at the tensor rate. 8-bit kernels do not split k: whole tiles of up to 128 x 128 take their turn on the SMs.
+
+    Some kernels have smaller tiles or split after all, so the geometric mean of both times is taken.
+    """
+    smooth = 2.0 * m * n * k / rate(bits, s)
+    height = np.clip(2.0 ** np.ceil(np.log2(m)), 64.0, 128.0)
+    turns = np.ceil(np.ceil(m / height) * np.ceil(n / 128) / s.sms)
+    whole = turns * 2.0 * height * 128.0 * k / (rate(bits, s) / s.sms)
+    return np.where((bits < 16) & (whole > smooth), between_tiles(smooth, whole), smooth)
+
+
+def between_tiles(smooth: FloatArray, whole: FloatArray) -> FloatArray:
+    """The time between that of work spread evenly and that of whole tiles."""
+    found: FloatArray = np.sqrt(smooth * whole)
+    return found
 
 
 def _pairs(q: FloatArray, kv: FloatArray, window: FloatArray) -> FloatArray:
@@ -246,13 +274,39 @@ def scaled(kind: str, here: Limits, there: Limits, s: Specs, captured: Specs, ca
     return np.where(captured_us < known, captured_us * target / known, above)
 
 
-def features(
-    kind: str, x: Shape, s: Specs, captured: Specs | None = None, captured_us: FloatArray | None = None
-) -> tuple[FloatArray, FloatArray]:
+@dataclass(frozen=True)
+class Known:
+    """What is the same on every GPU: the shape's columns, and how the captured time lies to its own mechanisms."""
+
+    plain: list[FloatArray]
+    captured: Specs | None = None
+    us: FloatArray | None = None
+    there: Limits | None = None
+    columns: tuple[FloatArray, ...] = ()
+
+
+def known_side(kind: str, x: Shape, captured: Specs | None = None, captured_us: FloatArray | None = None) -> Known:
+    """`captured` are the figures of the GPU where the time was measured."""
+    plain = _plain(kind, x)
+    if captured is None or captured_us is None:
+        return Known(plain)
+    there = LIMITS[kind]({c: v for c, v in x.items() if c != "launches"}, captured)
+    columns = (
+        log2(captured_us),
+        log2(captured_us / there.prior),
+        log2(captured_us / there.floor),
+        log2(captured_us / np.maximum(there.compute, 0.01)),
+        log2(captured_us / np.maximum(there.memory, 0.01)),
+    )
+    return Known(plain, captured, captured_us, there, columns)
+
+
+def features(kind: str, x: Shape, s: Specs, known: Known) -> tuple[FloatArray, FloatArray]:
     """(base [row] us, features [row, feature]).
 
-    base: the prior time, or with a captured time that time scaled by the two priors. `captured` are the figures of
-    the GPU where the time was measured.
+    base: the prior time, or with a captured time that time scaled by the two priors. A column "launches" of the shape
+    says how many times the reference's kernels a GPU launches for the operation; it counts for the GPU of the row
+    alone.
     """
     here = LIMITS[kind](x, s)
     prior = here.prior
@@ -262,21 +316,17 @@ def features(
         log2(here.compute / here.memory),
         log2(prior / here.floor),
         *here.more,
-        *_plain(kind, x),
+        *known.plain,
     ]
     base = prior
-    if captured is not None and captured_us is not None:
-        there = LIMITS[kind](x, captured)
-        base = scaled(kind, here, there, s, captured, captured_us)
+    if known.there is not None and known.us is not None and known.captured is not None:
+        there = known.there
+        base = scaled(kind, here, there, s, known.captured, known.us)
         columns += [
-            log2(captured_us),
-            log2(captured_us / there.prior),
-            log2(captured_us / there.floor),
-            log2(captured_us / np.maximum(there.compute, 0.01)),
-            log2(captured_us / np.maximum(there.memory, 0.01)),
+            *known.columns,
             log2(prior / there.prior),
-            log2(base / captured_us),
+            log2(base / known.us),
             log2(base / prior),
             *there.more[:4],
         ]
-    return base, np.stack(columns, axis=1)
+    return base, np.array(columns).T

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tesserasim.cluster.model import Cluster, GpuSpec
-from tesserasim.costs.calibrated import Calibrated, SiteTimes, explain
+from tesserasim.costs.calibrated import SiteTimes, calibrated, explain
 from tesserasim.errors import InputError
 from tesserasim.files import did_you_mean, shown
 from tesserasim.trace.model import Trace
@@ -20,7 +20,7 @@ def predict_document(trace: Trace, cluster: Cluster, name: str, site: str | None
     """
     if site is not None and site not in trace.sites:
         raise InputError(f"{name}: no site {shown(site)}{did_you_mean(site, trace.sites[:2000])}")
-    costs = Calibrated()
+    costs = calibrated()
     gpus = list(dict.fromkeys(d.gpu for d in cluster.devices))
     captured = np.bincount(
         np.array(trace.site_of, dtype=np.intp), weights=[k.duration_ns for k in trace.kernels],

@@ -12,18 +12,21 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tesserasim.costs.boost import Forest
+from tesserasim.costs.distance import UNKNOWN, Between
 from tesserasim.costs.learn import KindModel, Spread
 from tesserasim.errors import InputError
 
-SCHEMA = 1
+SCHEMA = 2
 KINDS = ("gemm", "attention_prefill", "attention_decode", "moe", "elementwise")
 SOURCE = (
     "NVIDIA aiconfigurator performance tables (Apache-2.0), git 095f58a51c4c and release 0.12.0: CUDA-event timing of "
@@ -58,9 +61,9 @@ def forest_document(forest: Forest) -> dict[str, Any]:
 
 def forest_from(document: Mapping[str, Any]) -> Forest:
     values, depth = _unpack(document["border_values"], "<f4").astype(np.float64), int(document["depth"])
-    ends = np.cumsum(document["borders"])[:-1]
+    ends = np.cumsum([0, *document["borders"]]).tolist()
     return Forest(
-        tuple(np.split(values, ends)),
+        tuple(values[a:b] for a, b in pairwise(ends)),
         int(document["base"]),
         _unpack(document["features"], "u1").reshape(-1, depth),
         _unpack(document["thresholds"], "u1").reshape(-1, depth),
@@ -82,6 +85,8 @@ def model_document(model: KindModel, rows: Mapping[str, int]) -> dict[str, Any]:
         "made_by": "python -m tesserasim costs fit",
         "rows": dict(rows),
         "pooled_share": model.pooled_share,
+        "launches": dict(model.launches),
+        "between": asdict(model.between),
         "errors": spreads,
         "pooled": forest_document(model.pooled),
         "forests": {gpu: forest_document(f) for gpu, f in model.forests.items()},
@@ -96,7 +101,8 @@ def model_from(document: Mapping[str, Any]) -> KindModel:
     forests = {gpu: forest_from(f) for gpu, f in document["forests"].items()}
     return KindModel(
         document["kind"], document["reference"], forests, forest_from(document["pooled"]),
-        float(document["pooled_share"]), spreads,
+        float(document["pooled_share"]), spreads, document.get("launches", {}),
+        Between(**document["between"]) if "between" in document else UNKNOWN,
     )  # fmt: skip
 
 
@@ -109,7 +115,7 @@ def shipped_text(kind: str, reference: str | None) -> str:
     """The file's content. Raises InputError if the parameters of this kind do not ship."""
     place = resources.files("tesserasim.costs").joinpath("data", file_name(kind, reference))
     try:
-        return place.read_text(encoding="utf-8")
+        return place.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise InputError(f"no fitted parameters ship for kind {kind}, reference {reference or 'none'}") from None
 

@@ -11,8 +11,8 @@ in all data types, builds and GPUs at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from tesserasim.cluster.catalogue import find_gpu
+from tesserasim.costs.mechanisms import COPIES
 from tesserasim.costs.times import FloatArray
 from tesserasim.errors import InputError
 from tesserasim.files import check_regular, path_text
@@ -59,6 +60,9 @@ DTYPES = {
     "bfloat16": (16, 16, 0), "float16": (16, 16, 0), "fp8": (8, 8, 0), "fp8_block": (8, 8, 1), "nvfp4": (4, 4, 1),
     "int4_wo": (4, 16, 0), "w4a16_mxfp4": (4, 16, 1), "w4a8_mxfp4_mxfp8": (4, 8, 1),
 }  # fmt: skip
+#: Rows without a graph: the GPU whose launches count as one, how far above its least time a shape may lie for the host
+#: to set its pace, and how many shapes two GPUs must share.
+LAUNCHES_OF, HOST_BOUND, LEAST_EAGER = "H200-SXM", 1.2, 20
 _BITS = {"bfloat16": 16, "float16": 16, "fp8": 8}
 
 
@@ -76,6 +80,7 @@ class Rows:
     group: NDArray[np.int64]  # numbers the groups from 0, in the order of `group_names`
     group_names: tuple[tuple[int, ...], ...]
     reference_us: FloatArray  # time of the reference GPU's row of the same build and shape; nan: there is none
+    launches: Mapping[str, float] = field(default_factory=dict)  # GPU -> launches of a block-scaled GEMM, H200 = 1
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -85,7 +90,7 @@ class Rows:
         shape = {k: v[where] for k, v in self.shape.items()}
         return Rows(
             self.kind, self.gpus, self.gpu[where], self.build[where], self.dtype[where], shape, self.time_us[where],
-            self.group[where], self.group_names, self.reference_us[where],
+            self.group[where], self.group_names, self.reference_us[where], self.launches,
         )  # fmt: skip
 
     def is_gpu(self, name: str) -> NDArray[np.bool_]:
@@ -99,30 +104,63 @@ def read_tables(paths: Sequence[str | os.PathLike[str]], reference: str | None =
     Raises InputError for a file that is no kernel table. Kinds without a model (collectives, Mamba) are left out.
     """
     frames: dict[str, list[pd.DataFrame]] = {}
+    launches: dict[str, float] = {}
     for path in paths:
-        frame = _read(Path(path))
+        frame = read_frame(Path(path))
+        launches |= eager_launches(frame)
         for kind, part in frame.groupby("kernel_kind", observed=True):
             if str(kind) in SHAPES:
-                frames.setdefault(str(kind), []).append(_canonical(part, str(kind), path_text(path)))
+                frames.setdefault(str(kind), []).append(canonical(part, str(kind), path_text(path)))
     if not frames:
         raise InputError(f"{', '.join(path_text(p) for p in paths)[:200]}: no rows of a kind that has a model")
-    return {kind: _rows(pd.concat(parts), kind, reference) for kind, parts in sorted(frames.items())}
+    found = {kind: _rows(pd.concat(parts), kind, reference) for kind, parts in sorted(frames.items())}
+    return {kind: replace(rows, launches=launches if kind == "gemm" else {}) for kind, rows in found.items()}
 
 
-def _read(path: Path) -> pd.DataFrame:
+def eager_launches(frame: pd.DataFrame) -> dict[str, float]:
+    """GPU -> launches of a block-scaled FP8 GEMM relative to the H200's, from rows timed without a graph.
+
+    There the host sets the pace of small operations: the time is proportional to what it launches. Only shapes count
+    for which both GPUs ran the same library's kernel, and which the H200 does in little more than its least time.
+    """
+    needed = ("framework", "version", "dtype", "kernel_source", *SHAPES["gemm"])
+    if not set(needed) <= set(frame.columns):
+        return {}
+    build = frame["framework"].astype(str) + " " + frame["version"].astype(str)
+    eager = frame[(build == OTHER_BUILD) & (frame["dtype"].astype(str) == "fp8_block")]
+    names = {str(g): find_gpu(str(g)).name for g in eager["gpu"].unique()}
+    key = ["kernel_source", *SHAPES["gemm"]]
+    times = eager.assign(gpu=eager["gpu"].astype(str).map(names), kernel_source=eager["kernel_source"].astype(str))
+    wide = times.pivot_table(index=key, columns="gpu", values="time_us", aggfunc="median")
+    if LAUNCHES_OF not in wide.columns:
+        return {}
+    base = wide[LAUNCHES_OF]
+    least = base.groupby(level="kernel_source").transform("min")
+    ratio = wide[base <= HOST_BOUND * least].div(base[base <= HOST_BOUND * least], axis=0)
+    enough = ratio.notna().sum() >= LEAST_EAGER
+    return {str(g): round(float(ratio[g].median()), 2) for g in ratio.columns if enough[g]}
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """A kernel table as it is, CSV by its suffix and Parquet otherwise. Raises InputError for anything else."""
     check_regular(path, "kernel table")
+    csv = path.suffix.lower() == ".csv"
     try:
-        frame = pd.read_parquet(path)
-    except Exception as error:  # pyarrow raises many types
+        frame = pd.read_csv(path) if csv else pd.read_parquet(path)
+    except Exception as error:  # pandas and pyarrow raise many types
         line = (str(error).splitlines() or ["unreadable"])[0]
-        raise InputError(f"{path_text(path)}: not a Parquet table ({line[:100]})") from None
+        raise InputError(f"{path_text(path)}: not a {'CSV' if csv else 'Parquet'} table ({line[:100]})") from None
     missing = [c for c in ("kernel_kind", "gpu", "time_us") if c not in frame.columns]
     if missing:
         raise InputError(f"{path_text(path)}: not a kernel table: no column {missing[0]!r}")
+    if frame.empty:
+        raise InputError(f"{path_text(path)}: a kernel table without rows")
+    if frame[["kernel_kind", "gpu"]].isna().any(axis=None):
+        raise InputError(f"{path_text(path)}: rows without a kernel_kind or a gpu")
     return frame
 
 
-def _canonical(frame: pd.DataFrame, kind: str, name: str) -> pd.DataFrame:
+def canonical(frame: pd.DataFrame, kind: str, name: str) -> pd.DataFrame:
     """Columns gpu, build, dtype, time_us and the shape under the model's names; only builds that are evaluated."""
     needed = [*SHAPES[kind], "framework", "version", "dtype"]
     for column in needed:
@@ -148,6 +186,8 @@ def _canonical(frame: pd.DataFrame, kind: str, name: str) -> pd.DataFrame:
         out["skew"] = frame["distribution"].astype(str).str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
     for column, word in SHAPES[kind].items():
         out[word or column] = frame[column].astype(np.float64)
+    if "copies" in frame.columns and kind in COPIES:
+        out["copies"] = frame["copies"].astype(np.float64).fillna(COPIES[kind])
     out["time_us"] = frame["time_us"].astype(np.float64)
     ok = out.notna().all(axis=1) & np.isfinite(out["time_us"]) & (out["time_us"] > 0)
     found: pd.DataFrame = out[ok]
