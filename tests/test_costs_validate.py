@@ -188,7 +188,9 @@ def test_launches_are_seen_where_the_host_sets_the_pace(gemm: Rows) -> None:
     assert found == {"H200-SXM": 1.0, "B200": 2.0, "B300": 2.3}
     shape = {c: np.full(2, 64.0) for c in ("m", "n", "k")} | {"a_bits": np.array([8.0, 16.0]), "block": np.ones(2)}
     assert with_launches("gemm", shape, found, ["B200"])["launches"].tolist() == [2.3, 1.0]
-    assert with_launches("gemm", shape, found, ["L40S"])["launches"].tolist() == [1.0, 1.0]
+    assert "launches" not in with_launches("gemm", shape, found, ["L40S"])
+    both = with_launches("gemm", {**shape, "a_bits": np.full(2, 8.0)}, found, ["L40S", "B300"], np.array([0, 1]))
+    assert both["launches"].tolist() == [1.0, 2.0]
     assert gemm.launches["B300"] > 1.5  # as measured
     p = problem(gemm, REFERENCE)
     b200 = p.rows.is_gpu("B200") & (p.rows.dtype == "fp8_block")

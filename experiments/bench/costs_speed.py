@@ -2,12 +2,14 @@
 
     python experiments/bench/costs_speed.py [--repeat N]
 
-Each repeat is a process of its own; prints the median and the largest time in ms.
+Each repeat is a process of its own; prints the least, median and largest time in ms, and the load of the machine: on
+cores that others use the least time says most about the code.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
@@ -46,7 +48,10 @@ def main() -> None:
         float(subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout)
         for _ in range(repeat)
     )
-    print(f"1,000 sites x 7 GPUs, first call: median {found[len(found) // 2]:.1f} ms, largest {found[-1]:.1f} ms")
+    print(
+        f"1,000 sites x 7 GPUs, first call: least {found[0]:.1f} ms, median {found[len(found) // 2]:.1f} ms, largest "
+        f"{found[-1]:.1f} ms; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
 
 
 if __name__ == "__main__":

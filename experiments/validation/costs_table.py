@@ -2,7 +2,7 @@
 
     python experiments/validation/costs_table.py [--run] [--tables DIR] [--results FILE]
 
-Prints experiments/validation/costs_cross_validation.json; `--run` computes it anew (half an hour on two cores): every
+Prints experiments/validation/costs_cross_validation.json; `--run` computes it anew (40 minutes on one core): every
 kind with groups of shapes held out, with the H200's time known and without, for GPUs with rows (calibrated), without
 (unseen) and without siblings too.
 """

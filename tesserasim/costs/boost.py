@@ -177,8 +177,6 @@ def _gains(sums: FloatArray, shrink: float) -> FloatArray:
     count, total = _unpack(below)
     rest_count, rest = count[:, -1:] - count, total[:, -1:] - total
     gain = total * total / (count + shrink) + rest * rest / (rest_count + shrink)
-    found = np.zeros(gain.shape[1])
-    for row in gain:  # one by one: a reduction's order would be numpy's choice
-        found += row
+    found: FloatArray = np.add.accumulate(gain, axis=0)[-1]  # in order: that of a reduction would be numpy's choice
     found[-1] = -1.0  # nothing above the last bin
     return found

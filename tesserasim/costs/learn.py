@@ -129,6 +129,8 @@ def with_launches(
     if kind != "gemm" or not launches:
         return shape
     of = np.array([launches.get(sibling_of(g, list(launches)), 1.0) for g in gpus])
+    if gpu is None and of[0] == 1.0:
+        return shape
     scaled = (shape["block"] > 0) & (shape["a_bits"] == 8)
     return {**shape, "launches": np.where(scaled, of[0] if gpu is None else of[gpu], 1.0)}
 
