@@ -80,13 +80,26 @@ def contract(form: ClosedForm, depth: float, best_ns: float) -> IntArray:
     return np.unique([root(i) for i in range(form.n_sites)], return_inverse=True)[1].astype(np.int64)
 
 
+def alike(form: ClosedForm, j: int, k: int) -> bool:
+    """Exchanging devices j and k changes nothing."""
+    devices, time = form.workload.cluster.devices, form.workload.time_ns
+    swap = np.arange(form.n_devices)
+    swap[[j, k]] = k, j
+    return (
+        devices[j].gpu == devices[k].gpu
+        and np.array_equal(time[:, j], time[:, k])
+        and np.array_equal(form.rate, form.rate[np.ix_(swap, swap)])
+        and np.array_equal(form.latency, form.latency[np.ix_(swap, swap)])
+    )
+
+
 def fixed_ns(form: ClosedForm) -> float:
     """The part of a cohort's latency that no placement avoids: gaps, and one launch cost per unit."""
     return form.gap_total_ns + float(form.unit_launch_ns.sum())
 
 
 @dataclass
-class _Rows:
+class Rows:
     """Sparse rows lo <= A v <= hi, collected as triplets."""
 
     row: list[IntArray] = field(default_factory=list)
@@ -138,7 +151,7 @@ class Program:
         self.residents = self._merge_residents()
         self.tight = self._tight_devices()
         self.t = self.z0 + len(self.residents) * len(self.tight)
-        self.rows = _Rows()
+        self.rows = Rows()
         self._load_rows()
         self._flow_rows()
         self._memory_rows()
@@ -238,22 +251,9 @@ class Program:
                 upper[self._y(p)] = 0.0
         heaviest = int(np.argmax(self.time.sum(axis=1)))
         for k in range(1, self.form.n_devices):
-            if any(self._alike(j, k) for j in range(k)):
+            if any(alike(self.form, j, k) for j in range(k)):
                 upper[self._x(np.array([heaviest]), k)] = 0.0
         return Bounds(np.zeros(self.t + 1), upper)
-
-    def _alike(self, j: int, k: int) -> bool:
-        """Swapping devices j and k changes nothing."""
-        form = self.form
-        devices = form.workload.cluster.devices
-        swap = np.arange(form.n_devices)
-        swap[[j, k]] = k, j
-        return (
-            devices[j].gpu == devices[k].gpu
-            and np.array_equal(self.time[:, j], self.time[:, k])
-            and np.array_equal(form.rate, form.rate[np.ix_(swap, swap)])
-            and np.array_equal(form.latency, form.latency[np.ix_(swap, swap)])
-        )
 
     def _run(self, integral: bool, gap: float, nodes: int) -> Solution:
         cost = np.zeros(self.t + 1)
@@ -283,7 +283,7 @@ class Program:
         return Solution(x, bound, False, int(found.mip_node_count or 0))
 
     def relax(self) -> Solution:
-        """The bound of the linear relaxation (tens of milliseconds for a Llama-size workload)."""
+        """The bound of this program's own linear relaxation."""
         return self._run(False, 0.0, 0)
 
     def solve(self, gap: float, nodes: int) -> Solution:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from tesserasim.errors import DoesNotFitError
 from tesserasim.metrics.bound import fractional_ns, pool
-from tesserasim.metrics.memory import PlacedLane, max_sequences, overflow, why_not
+from tesserasim.metrics.memory import PlacedLane, max_sequences, overflow, usable_bytes, why_not
 from tesserasim.metrics.predict import NS, ClosedForm, IntArray, Prediction
 from tesserasim.planner.milp import Program, contract, fixed_ns
+from tesserasim.planner.relax import Relaxation
+from tesserasim.planner.rounding import improve
 from tesserasim.planner.seeds import seeds
 
 #: Relative gap at which the solver stops, and its node limit. A Llama-size root takes seconds and finds most; the
@@ -18,6 +21,8 @@ from tesserasim.planner.seeds import seeds
 GAP, NODES = 0.01, 2
 #: A gap below this is called "optimal".
 PROVEN = 2e-6
+#: Origins of plans that are no seeds.
+SOLVED, ROUNDED = "solver", "solver, rounded relaxation"
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,9 @@ class Start:
     depth: int
     latency_limit_ns: float | None
     max_seqs: int | None
-    best: tuple[Prediction, IntArray, str] | None  # seed; None if none fits (the solver may still find a plan)
+    best: tuple[Prediction, IntArray, str] | None  # None if nothing tried fits (the solver may still find a plan)
     bound_ns: float  # inf: nothing fits
-    program: Program | None = None
+    tightened: bool = False
 
     @property
     def seed(self) -> Placement | None:
@@ -65,16 +70,50 @@ class Start:
         """No placement at this point is expected to give more requests per second."""
         return self.form.batch * NS / self.bound_ns
 
-    def tighten(self) -> Program:
-        """Build the program, shrunk by what the seed proves, and take the bound of its relaxation."""
-        if self.program is None:
-            period = self.best[0].period_ns if self.best else np.inf
-            blocks = contract(self.form, self.form.effective_depth(self.depth), period)
-            self.program = Program(self.form, self.depth, blocks, self.bound_ns, self.latency_limit_ns)
-            # What the program does not cover is no better than the seed: plans that contraction rules out,
-            # and plans that keep units whole, all of which are seeds. Hence the min.
-            self.bound_ns = min(period, max(self.bound_ns, self.program.relax().bound_ns))
-        return self.program
+    @property
+    def period_ns(self) -> float:
+        """Of the best plan so far; inf without one."""
+        return self.best[0].period_ns if self.best else np.inf
+
+    def blocks(self) -> IntArray:
+        """[site] -> block that no better plan than the best so far splits."""
+        return contract(self.form, self.form.effective_depth(self.depth), self.period_ns)
+
+    def admissible(self, x: IntArray) -> bool:
+        """Whether a placement that keeps groups may be a plan here: it fits, and keeps the limits."""
+        if crowded(self.form, x, self.depth, self.max_seqs):
+            return False
+        late = self.latency_limit_ns is not None
+        if late and self.form.predict(x, self.depth).latency_ns > (self.latency_limit_ns or 0.0):
+            return False
+        return self._all_fits or overflow([PlacedLane(self.form.workload, x, self.depth)]) is None
+
+    @cached_property
+    def _all_fits(self) -> bool:
+        """Everything fits on every device, so every placement fits."""
+        w = self.form.workload
+        state = sum(r.nbytes for r in w.residents if r.state) * w.batch * self.depth
+        total = state + sum(r.nbytes for r in w.residents if not r.state) + w.workspace_bytes * self.depth
+        return total <= float(usable_bytes(w).min())
+
+    def tighten(self) -> None:
+        """Take the bound of the relaxation, shrunk by what the best plan proves, and look for plans near it."""
+        if self.tightened:
+            return
+        self.tightened = True
+        block, period = self.blocks(), self.period_ns
+        relaxation = Relaxation(self.form, self.depth, block, self.bound_ns, self.latency_limit_ns)
+        relaxed = relaxation.solve()
+        # What the relaxation does not cover is no better than the best plan: plans that contraction rules out,
+        # and plans that keep units whole, all of which are seeds. Hence the min.
+        self.bound_ns = min(period, max(self.bound_ns, relaxed.bound_ns))
+        if relaxed.share is None or (self.seed is not None and self.seed.gap <= PROVEN):
+            return
+        others = [self.best[1]] if self.best else []
+        found = improve(self.form, self.depth, block, relaxed.share, relaxation.pool, others, self.admissible)
+        if found is not None and found[1] < period:
+            self.best = self.form.predict(found[0], self.depth), found[0], ROUNDED
+            self.bound_ns = min(self.bound_ns, found[1])
 
 
 def ideal_ns(form: ClosedForm, depth: int, divisor: float | None = None) -> float:
@@ -112,12 +151,13 @@ def finish(begun: Start, gap: float = GAP, nodes: int = NODES) -> Placement:
     The result is never worse than the seed. Raises DoesNotFitError, with the reason, if no plan exists or
     none was found within the node limit.
     """
-    program = begun.tighten()
+    begun.tighten()
     seed = begun.seed
     if seed is not None and seed.gap <= max(gap, PROVEN):
         return seed
     if not np.isfinite(begun.bound_ns):
         raise DoesNotFitError(_reason(begun, True))
+    program = Program(begun.form, begun.depth, begun.blocks(), begun.bound_ns, begun.latency_limit_ns)
     found = program.solve(gap, nodes)
     form, depth = begun.form, begun.depth
     period = seed.prediction.period_ns if seed else np.inf
@@ -127,7 +167,7 @@ def finish(begun: Start, gap: float = GAP, nodes: int = NODES) -> Placement:
         p = form.predict(found.x, depth)
         if p.period_ns < period:
             bound = min(begun.bound_ns, p.period_ns)
-            return Placement(found.x, p, bound, _status(p, bound), "solver")
+            return Placement(found.x, p, bound, _status(p, bound), SOLVED)
     if begun.seed is None:
         raise DoesNotFitError(_reason(begun, found.infeasible))
     return begun.seed

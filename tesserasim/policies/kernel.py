@@ -13,7 +13,18 @@ import numpy as np
 from tesserasim.errors import DoesNotFitError
 from tesserasim.metrics.memory import could_fit, max_sequences
 from tesserasim.metrics.predict import NS
-from tesserasim.planner.place import GAP, NODES, PROVEN, Placement, Start, finish, ideal_ns, start
+from tesserasim.planner.place import (
+    GAP,
+    NODES,
+    PROVEN,
+    ROUNDED,
+    SOLVED,
+    Placement,
+    Start,
+    finish,
+    ideal_ns,
+    start,
+)
 from tesserasim.plans import Plan
 from tesserasim.policies.base import KEEP, Context, NotApplicable, Policy, Run, Scored, hedge, register
 
@@ -21,8 +32,8 @@ from tesserasim.policies.base import KEEP, Context, NotApplicable, Policy, Run, 
 WORTH = GAP
 #: Integer programs solved per case at most; the rest keep their best seed, and the plan says so.
 SOLVES = 4
-#: GPUs up to which the integer program is solved; its size grows with sites x GPUs. Beyond, the best seed is the
-#: plan, and its status says "heuristic".
+#: GPUs up to which the integer program is solved; its size grows with sites x GPUs^2. Beyond, the best plan is that
+#: of the rounded relaxation, or a seed; the relaxation's bound holds for any number.
 SOLVABLE = 8
 
 
@@ -38,10 +49,9 @@ class KernelPlacement(Policy):
         starts, blocked = self._starts(ctx)
         if not starts:
             return ctx.plans(self, blocked)
-        solvable = ctx.n_gpus <= SOLVABLE
-        found = self._search(starts) if solvable else [(s, s.seed) for s in starts if s.seed]
+        found = self._search(starts, ctx.n_gpus <= SOLVABLE)
         if not found:
-            return NotApplicable(f"no simple placement fits, and with more than {SOLVABLE} GPUs none is searched for")
+            return NotApplicable("no placement that fits was found")
         ceiling = max(s.ceiling_per_s for s in starts)
         limits = [b for b in blocked if b.per_s > ceiling]
         scored = [self._scored(ctx, s, p) for s, p in found]
@@ -67,8 +77,8 @@ class KernelPlacement(Policy):
             blocked.append(Scored((run,), (batch * NS / ideal_ns(form, depth),), word, detail))
         return starts, blocked
 
-    def _search(self, starts: list[Start]) -> list[tuple[Start, Placement]]:
-        """Best bound first, tightened before it is solved; stop where none beats the best plan by the gap."""
+    def _search(self, starts: list[Start], exact: bool) -> list[tuple[Start, Placement]]:
+        """Best bound first, tightened before it is solved (`exact`); stop where none beats the best plan by the gap."""
         best = max((s.seed.prediction.per_s for s in starts if s.seed), default=0.0)
         found = [(s, s.seed) for s in starts if s.seed]
         queue = [(-s.ceiling_per_s, i) for i, s in enumerate(starts)]
@@ -77,16 +87,21 @@ class KernelPlacement(Policy):
         while queue and solved < self.solves and -queue[0][0] > best * (1 + WORTH):
             _, i = heappop(queue)
             begun = starts[i]
-            if begun.program is None:
+            if not begun.tightened:
                 begun.tighten()
+                if begun.seed is not None and begun.seed.origin == ROUNDED:
+                    found.append((begun, begun.seed))
+                    best = max(best, begun.seed.prediction.per_s)
                 heappush(queue, (-begun.ceiling_per_s, i))
                 continue
             solved += 1
+            if not exact:
+                continue
             try:
                 placement = finish(begun, self.gap, self.nodes)
             except DoesNotFitError:
                 continue
-            if placement.origin == "solver":
+            if placement.origin == SOLVED:
                 found.append((begun, placement))
             best = max(best, placement.prediction.per_s)
         return found
@@ -97,8 +112,7 @@ class KernelPlacement(Policy):
         gap = 1.0 - bound_ns / p.prediction.period_ns
         status, notes = "optimal" if gap <= PROVEN else "feasible", [f"planner: {p.origin}"]
         if ctx.n_gpus > SOLVABLE:
-            status = "heuristic"
-            notes.append(f"planner: more than {SOLVABLE} GPUs: simple placements only, nothing was solved")
+            notes.append(f"planner: more than {SOLVABLE} GPUs: the relaxation was rounded, no integer program solved")
         return ctx.score(
             [Run("kernel", batch, begun.depth, p.x)], status=status, bound_us=bound_ns / batch / 1e3, gap=gap,
             notes=tuple(notes),
@@ -107,4 +121,4 @@ class KernelPlacement(Policy):
 
 def by_solver(plan: Plan) -> bool:
     """The plan is the solver's, not a seed."""
-    return "planner: solver" in plan.notes
+    return any(note in plan.notes for note in (f"planner: {SOLVED}", f"planner: {ROUNDED}"))
