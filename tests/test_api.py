@@ -234,8 +234,10 @@ def test_traces_without_accesses_say_so(files: Path, tmp_path: Path, capsys: pyt
 
 
 def test_kernel_placement_on_many_gpus_is_bounded_without_an_integer_program(files: Path) -> None:
-    """64 equal GPUs are one pool of the relaxation, whose bound proves the plan. Mutation: ALL_PAIRS = 80: the pairs of 64
-    GPUs take minutes."""
+    """64 equal GPUs are one pool of the relaxation, whose bound proves the plan.
+
+    Mutation: ALL_PAIRS = 80: the pairs of 64 GPUs take minutes.
+    """
     started = time.monotonic()
     row = api.simulate(files / "tiny.toml", "64xL40S@25Gbps", "kernel", batch=1, depth=1)
     assert time.monotonic() - started < 30
