@@ -12,6 +12,7 @@ here, and its cost comes from the roofline ratio.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -71,11 +72,16 @@ def _attention(k: Kernel) -> dict[str, float] | None:
     return found | {"copies": COLD if k.kind == "attention_decode" else 1.0, "share": 1.0}
 
 
+#: "moe_up", "experts.down"; not the "up" of "grouped_mm".
+_PROJECTION = re.compile(r"(?<![a-z])(?:up|down)(?![a-z])")
+
+
 def _moe(k: Kernel, topk: float) -> dict[str, float] | None:
     s = k.shape
     if not {"n", "k", "experts"} <= set(s) or not k.flops:
         return None
-    up = "up" in k.op or s["n"] > s["k"]
+    named = _PROJECTION.search(k.op)
+    up = named[0] == "up" if named else s["n"] > s["k"]  # without a name: experts are wider than the model
     hidden, inter = (s["k"], s["n"] / 2.0) if up else (s["n"], s["k"])
     topk = float(s.get("topk", topk))
     tokens = max(1.0, k.flops / (2.0 * s["n"] * s["k"]) / topk)
