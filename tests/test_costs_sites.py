@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tesserasim.costs.sites import site_rows
+from tesserasim.costs.times import captured_times
 from tesserasim.trace.model import Kernel, Trace, TraceMeta
 
 pytestmark = pytest.mark.quick
@@ -34,3 +35,14 @@ def test_a_group_is_not_an_up_projection() -> None:
     """Mutation: look for "up" anywhere in the name: "grouped_mm" has it."""
     assert rows("_grouped_mm", 2880, 5760)["hidden"] == 2880
     assert rows("_grouped_mm", 5760, 2880)["hidden"] == 2880
+
+
+def test_derived_times_are_not_called_captured_and_keep_their_models_error() -> None:
+    """Mutation: the error of a captured time, 1.5 %, for a time that a model made to within 20 %."""
+    kernel = Kernel(0, "k", "a#0", kind="gemm", duration_ns=1000, duration_p10_ns=774, duration_p90_ns=1292)
+    for origin, source, shared, own in (("derived", "derived", 0.2, 0.0), ("captured", "captured", 0.015, 0.2)):
+        meta = TraceMeta(origin=origin, model="toy", unit={"name": "u"}, gpu="H200-SXM")
+        found = captured_times(Trace(meta, buffers=(), kernels=(kernel,)))
+        assert found.source == source and found.ns.tolist() == [1000]
+        assert found.sigma_systematic[0] == pytest.approx(shared, abs=0.01)
+        assert found.sigma_site[0] == pytest.approx(own, abs=0.01)

@@ -35,7 +35,14 @@ from tesserasim.costs.own import Own, OwnCosts, load_own, named_files, own_hash
 from tesserasim.costs.roofline import RooflineRatio
 from tesserasim.costs.shipped import shipped, shipped_hash
 from tesserasim.costs.sites import TRANSLATED, SiteRows, site_rows
-from tesserasim.costs.times import CAPTURED_SYSTEMATIC, FloatArray, KernelTimes, captured_sigma, captured_times
+from tesserasim.costs.times import (
+    CAPTURED_SYSTEMATIC,
+    FloatArray,
+    KernelTimes,
+    captured_sigma,
+    captured_times,
+    own_source,
+)
 from tesserasim.trace.model import Trace
 
 #: A site whose time says that it did not run as the benchmark did is not scaled beyond this factor of the roofline.
@@ -130,7 +137,7 @@ class Calibrated:
         n, before = len(trace.sites), facts.before
         if captured.name == gpu.name:
             known = np.full(n, CAPTURED_SYSTEMATIC)
-            return SiteTimes(before, ("captured",) * n, ("",) * n, known, np.zeros(n), before, before)
+            return SiteTimes(before, (own_source(trace),) * n, ("",) * n, known, np.zeros(n), before, before)
         ns, systematic, own_sigma = before.copy(), np.zeros(n), np.zeros(n)
         self._plain(facts, gpu, ns, systematic, own_sigma)
         width = Z80 * np.hypot(systematic, own_sigma)

@@ -29,7 +29,7 @@ class KernelTimes:
     """Times of one trace's kernels on one GPU, in launch order; all arrays as long as the trace."""
 
     ns: FloatArray  # [kernel] nanoseconds; not rounded, so that sums over sites stay exact
-    source: str  # "captured" | "roofline-ratio" | ...
+    source: str  # "captured" | "derived" | "roofline-ratio" | ...
     sigma_systematic: FloatArray  # [kernel] log-sd of the factor shared by all kernels of this (GPU, kind)
     sigma_site: FloatArray  # [kernel] log-sd of the site's own factor
 
@@ -42,6 +42,17 @@ def captured_sigma(trace: Trace) -> FloatArray:
 
 
 def captured_times(trace: Trace) -> KernelTimes:
-    """The trace's own durations, exactly, with the scatter of its repeats."""
+    """The trace's own durations, exactly, with the scatter of its repeats.
+
+    In a derived trace the spread of a kernel is the error of the model that made its time: kernels of a kind share it.
+    """
     ns = np.array([k.duration_ns for k in trace.kernels], dtype=np.float64)
-    return KernelTimes(ns, "captured", np.full(len(ns), CAPTURED_SYSTEMATIC), captured_sigma(trace))
+    scatter, source = captured_sigma(trace), own_source(trace)
+    if source != "captured":
+        return KernelTimes(ns, source, np.maximum(scatter, CAPTURED_SYSTEMATIC), np.zeros(len(ns)))
+    return KernelTimes(ns, source, np.full(len(ns), CAPTURED_SYSTEMATIC), scatter)
+
+
+def own_source(trace: Trace) -> str:
+    """What a trace's own durations are: "captured", or "derived" if a model made them."""
+    return "derived" if trace.meta.origin == "derived" else "captured"
