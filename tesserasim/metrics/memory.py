@@ -53,6 +53,28 @@ def placed_bytes(lanes: Sequence[PlacedLane]) -> FloatArray:
     return total
 
 
+class Room:
+    """Whether placements of one lane fit, as `overflow` says, on flat arrays: for who asks thousands of times."""
+
+    def __init__(self, workload: Workload, depth: int) -> None:
+        residents = workload.residents
+        self.size = np.array([float(r.nbytes * (workload.batch * depth if r.state else 1)) for r in residents])
+        self.resident = np.repeat(np.arange(len(residents)), [len(r.sites) for r in residents] or 0).astype(np.int64)
+        self.site = np.array([i for r in residents for i in r.sites], dtype=np.int64)
+        self.workspace = float(workload.workspace_bytes * depth)
+        self.usable = usable_bytes(workload)
+        self.always = float(self.size.sum()) + self.workspace <= float(self.usable.min())
+
+    def fits(self, x: IntArray) -> bool:
+        """`x` [site] -> device."""
+        if self.always:
+            return True
+        there = np.zeros((len(self.size), len(self.usable)), dtype=bool)
+        there[self.resident, x[self.site]] = True
+        used = np.bincount(x, minlength=len(self.usable)) > 0
+        return bool((self.size @ there + used * self.workspace <= self.usable).all())
+
+
 def overflow(lanes: Sequence[PlacedLane]) -> tuple[str, int] | None:
     """(device id, bytes too many) of the worst device, or None if everything fits."""
     over = placed_bytes(lanes) - usable_bytes(lanes[0].workload)

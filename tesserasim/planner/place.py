@@ -9,7 +9,7 @@ import numpy as np
 
 from tesserasim.errors import DoesNotFitError
 from tesserasim.metrics.bound import fractional_ns, pool
-from tesserasim.metrics.memory import PlacedLane, max_sequences, overflow, usable_bytes, why_not
+from tesserasim.metrics.memory import PlacedLane, Room, max_sequences, overflow, why_not
 from tesserasim.metrics.predict import NS, ClosedForm, IntArray, Prediction
 from tesserasim.planner.milp import Program, contract, fixed_ns
 from tesserasim.planner.relax import Relaxation
@@ -86,15 +86,11 @@ class Start:
         late = self.latency_limit_ns is not None
         if late and self.form.predict(x, self.depth).latency_ns > (self.latency_limit_ns or 0.0):
             return False
-        return self._all_fits or overflow([PlacedLane(self.form.workload, x, self.depth)]) is None
+        return self._room.fits(x)
 
     @cached_property
-    def _all_fits(self) -> bool:
-        """Everything fits on every device, so every placement fits."""
-        w = self.form.workload
-        state = sum(r.nbytes for r in w.residents if r.state) * w.batch * self.depth
-        total = state + sum(r.nbytes for r in w.residents if not r.state) + w.workspace_bytes * self.depth
-        return total <= float(usable_bytes(w).min())
+    def _room(self) -> Room:
+        return Room(self.form.workload, self.depth)
 
     def tighten(self) -> None:
         """Take the bound of the relaxation, shrunk by what the best plan proves, and look for plans near it."""
