@@ -79,6 +79,7 @@ def test_fit_writes_what_ships(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for function in (learn.fit_gpu, validate.hold_out):
         monkeypatch.setattr(function, "__defaults__", tuple(
             few if isinstance(d, BoostParams) else d for d in function.__defaults__ or ()))  # fmt: skip
+    monkeypatch.setattr(validate, "INNER", few)
     table = str(SAMPLE / "elementwise_quant.parquet")
     rows = output(capsys, "costs", "fit", table, "--out", str(tmp_path / "a"), "--json")
     check(rows, "costs-fit")
