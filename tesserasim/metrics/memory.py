@@ -67,12 +67,15 @@ class Room:
 
     def fits(self, x: IntArray) -> bool:
         """`x` [site] -> device."""
-        if self.always:
-            return True
+        return self.always or bool((self.placed(x) <= self.usable).all())
+
+    def placed(self, x: IntArray) -> FloatArray:
+        """[device] bytes that lie there."""
         there = np.zeros((len(self.size), len(self.usable)), dtype=bool)
         there[self.resident, x[self.site]] = True
         used = np.bincount(x, minlength=len(self.usable)) > 0
-        return bool((self.size @ there + used * self.workspace <= self.usable).all())
+        found: FloatArray = self.size @ there + used * self.workspace
+        return found
 
 
 def overflow(lanes: Sequence[PlacedLane]) -> tuple[str, int] | None:

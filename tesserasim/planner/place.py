@@ -11,9 +11,10 @@ from tesserasim.errors import DoesNotFitError
 from tesserasim.metrics.bound import fractional_ns, pool
 from tesserasim.metrics.memory import PlacedLane, Room, max_sequences, overflow, why_not
 from tesserasim.metrics.predict import NS, ClosedForm, IntArray, Prediction
+from tesserasim.planner.cuts import TwoWay, cutting_planes
 from tesserasim.planner.milp import Program, contract, fixed_ns
 from tesserasim.planner.relax import Relaxation
-from tesserasim.planner.rounding import improve
+from tesserasim.planner.rounding import improve, rounded
 from tesserasim.planner.seeds import seeds
 
 #: Relative gap at which the solver stops, and its node limit. A Llama-size root takes seconds and finds most; the
@@ -88,6 +89,17 @@ class Start:
             return False
         return self._room.fits(x)
 
+    def _relaxed(self, block: IntArray, starts: list[IntArray]) -> tuple[float, list[IntArray]]:
+        """(bound, placements [block] near the relaxed one): by minimum cuts between two GPUs, else by HiGHS."""
+        form = self.form
+        if form.n_devices == 2 and form.linked.all() and self.latency_limit_ns is None:
+            cuts = cutting_planes(TwoWay(form, self.depth, block), starts)
+            return cuts.bound_ns, [*cuts.placements, *rounded(cuts.share, np.arange(2), form, block)]
+        relaxation = Relaxation(form, self.depth, block, self.bound_ns, self.latency_limit_ns)
+        relaxed = relaxation.solve()
+        near = [] if relaxed.share is None else rounded(relaxed.share, relaxation.pool, form, block)
+        return relaxed.bound_ns, near
+
     @cached_property
     def _room(self) -> Room:
         return Room(self.form.workload, self.depth)
@@ -98,15 +110,16 @@ class Start:
             return
         self.tightened = True
         block, period = self.blocks(), self.period_ns
-        relaxation = Relaxation(self.form, self.depth, block, self.bound_ns, self.latency_limit_ns)
-        relaxed = relaxation.solve()
+        first = np.unique(block, return_index=True)[1]
+        own = self.best[1][first] if self.best else None
+        starts = [own] if self.best and own is not None and np.array_equal(own[block], self.best[1]) else []
+        bound_ns, near = self._relaxed(block, starts)
         # What the relaxation does not cover is no better than the best plan: plans that contraction rules out,
         # and plans that keep units whole, all of which are seeds. Hence the min.
-        self.bound_ns = min(period, max(self.bound_ns, relaxed.bound_ns))
-        if relaxed.share is None or (self.seed is not None and self.seed.gap <= PROVEN):
+        self.bound_ns = min(period, max(self.bound_ns, bound_ns))
+        if not near or (self.seed is not None and self.seed.gap <= PROVEN):
             return
-        others = [self.best[1]] if self.best else []
-        found = improve(self.form, self.depth, block, relaxed.share, relaxation.pool, others, self.admissible)
+        found = improve(self.form, self.depth, block, [*starts, *near], self.admissible, self.bound_ns)
         if found is not None and found[1] < period:
             self.best = self.form.predict(found[0], self.depth), found[0], ROUNDED
             self.bound_ns = min(self.bound_ns, found[1])

@@ -9,7 +9,7 @@ the clock.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,6 +22,8 @@ THRESHOLDS = 15
 PIECES = (1, 2, 4, 8, 16, 32, 64)
 #: Placements that a climb begins from, and pricings per climb and further device.
 CLIMBS, PRICINGS = 3, 250
+#: So close to the bound no further start is climbed from.
+ENOUGH = 2e-3
 _WORTH = 1e-9
 
 Admissible = Callable[[IntArray], bool]
@@ -130,19 +132,15 @@ class Climb:
 
 
 def improve(
-    form: ClosedForm, depth: int, block: IntArray, share: FloatArray, pool: IntArray, others: list[IntArray],
-    admissible: Admissible,
+    form: ClosedForm, depth: int, block: IntArray, starts: Sequence[IntArray], admissible: Admissible, bound_ns: float
 ) -> tuple[IntArray, float] | None:
-    """(placement [site], period) of the best that rounding and climbing find; `others` [site] are begun from, too, as
-    far as they keep blocks whole. None if nothing that may be a plan was found."""
+    """(placement [site], period) of the best that climbing finds from the best of `starts` [block]; climbs no further
+    from others once one is ENOUGH. None if nothing that may be a plan was found."""
     climb = Climb(form, depth, block, admissible)
-    starts = rounded(share, pool, form, block)
-    first = np.unique(block, return_index=True)[1]
-    starts += [x[first] for x in others if np.array_equal(x[first][block], x)]
-    priced = sorted(((climb.price(x), i) for i, x in enumerate(starts)))
+    priced = sorted((climb.price(x), i) for i, x in enumerate(starts))
     best: tuple[IntArray, float] | None = None
     for period, i in priced[:CLIMBS]:
-        if not np.isfinite(period):
+        if not np.isfinite(period) or (best is not None and best[1] <= bound_ns * (1 + ENOUGH)):
             break
         x, found = climb.run(starts[i], period, PRICINGS * (form.n_devices - 1))
         if best is None or found < best[1]:
