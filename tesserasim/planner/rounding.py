@@ -18,8 +18,8 @@ from tesserasim.planner.milp import fixed_ns
 from tesserasim.workload import FloatArray
 
 THRESHOLDS = 15
-#: Pieces at the end of a run that are moved, in blocks.
-PIECES = (1, 2, 4, 8, 16, 32, 64)
+#: Pieces at the end of a run that are moved: blocks, and parts of all blocks.
+PIECES, PARTS = (1, 2, 4, 8, 16, 32, 64), (100, 50, 25, 12, 6)
 #: Placements that a climb begins from, and pricings per climb and further device.
 CLIMBS, PRICINGS = 3, 250
 #: So close to the bound no further start is climbed from.
@@ -76,6 +76,7 @@ class Climb:
         np.add.at(time, block, form.workload.time_ns)
         self.before = np.concatenate([np.zeros((1, form.n_devices)), np.cumsum(time, axis=0)])  # [block, device]
         self.fixed = fixed_ns(form)
+        self.pieces = sorted({*PIECES, *(self.n_blocks // k for k in PARTS)} - {0}, reverse=True)
 
     def price(self, x: IntArray) -> float:
         """Period of a placement [block]; inf if it cannot be a plan."""
@@ -110,7 +111,7 @@ class Climb:
         for a, b in itertools.pairwise(edges):
             for device in range(self.form.n_devices):
                 yield a, b, device
-            for k in PIECES:
+            for k in self.pieces:
                 if k < b - a:
                     if a > 0:
                         yield a, a + k, int(x[a - 1])
