@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 
 import ptx_truth as truth
 import pytest
@@ -96,9 +95,7 @@ def test_damaged_files_give_an_answer_or_one_line(seed: int, name: str) -> None:
         other = chr(chance.randrange(1, 300))
         middle = chance.choice(["", other, text[a:b] * 2, ";", "{", "}", "[", "%rd1", "st.global"])
         text = text[:a] + middle + text[b:]
-    began = time.perf_counter()
     try:
         modes(text, "x.ptx")
     except InputError as error:
         assert re.match(r"x\.ptx:\d+: ", str(error)) and "\n" not in str(error)
-    assert time.perf_counter() - began < 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from workload_cases import ScaledCosts, handmade, image_like, small_cluster
 from tesserasim.errors import InputError
 from tesserasim.trace.mix import Mix, with_lengths
 from tesserasim.trace.model import Access, Buffer
-from tesserasim.trace.synthetic import DecoderShape, synthetic_image_mix, synthetic_mix
+from tesserasim.trace.synthetic import synthetic_image_mix, synthetic_mix
 from tesserasim.workload import Workload, build_workload
 
 pytestmark = pytest.mark.quick
@@ -177,18 +176,3 @@ def test_workspace_is_that_of_the_largest_unit(tiny_mix: Mix) -> None:
          Buffer(2, "z", 9, "activation", first_use=2, last_use=2)]  # fmt: skip
     t = handmade([("a", [Access(0, "W", 0, 8, covers=True, evidence="schema")])] * 3, b)
     assert build_workload(image_like(t), small_cluster(1), COSTS, 1).workspace_bytes == 13
-
-
-def test_a_default_cohort_is_built_in_a_blink() -> None:
-    """One (mix, GPU, batch) of 32 layers: 50 ms; twice that allowed here for a busy machine."""
-    mix = synthetic_mix(layers=32, shape=DecoderShape(layers=32))
-    cluster = small_cluster(1)
-    build_workload(mix, cluster, COSTS, 8)
-    best = min(_timed(lambda b=b: build_workload(mix, cluster, COSTS, b)) for b in (32, 128, 256))  # type: ignore[misc]
-    assert best < 0.1
-
-
-def _timed(call: object) -> float:
-    start = time.perf_counter()
-    call()  # type: ignore[operator]
-    return time.perf_counter() - start
