@@ -97,6 +97,27 @@ def _parser() -> argparse.ArgumentParser:
         "(default: the first, two in the middle and the last)",
     )  # fmt: skip
     o.add_argument("--limit-s", type=_seconds, default=float("inf"), help="check no further kernel after this long")
+    _replay_parser(commands)
+    v = commands.add_parser("validate", help="compare replayed plans with the simulator (needs no GPU)")
+    v.add_argument("runs", help="TOML file that names journals, traces of every device, links and the split")
+    v.add_argument("--out", help="also write the table here, as .parquet and .csv")
+    v.add_argument(
+        "--device-model", choices=("serial", "shared"), default="shared",
+        help="one kernel at a time on a device, or kernels of several streams together (default: shared)",
+    )  # fmt: skip
+    v.add_argument("--plans", metavar="FOLDER", help="write plans of single, af and kernel for every unit instead")
+    v.add_argument("--depth", type=_depths, default=(1, 2, 4), help="depths of those plans (default: 1,2,4)")
+    b = commands.add_parser("calibrate", help="measure kernels on this machine's GPU, as a table for costs fit")
+    b.add_argument("--out", default="calibration", help="folder for the GPU's table and journal (default: calibration)")
+    b.add_argument("--kinds", default="", help="comma-separated kernel kinds; default: all")
+    b.add_argument("--link", action="store_true", help="also measure the links between the GPUs")
+    b.add_argument("--limit-s", type=_seconds, default=300.0, help="measure no further shape after this (default: 300)")
+    m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
+    m.add_argument("folder", nargs="?", default="traces")
+    return parser
+
+
+def _replay_parser(commands: Any) -> None:
     r = commands.add_parser("replay", help="run plans of captured units split over devices, kernel by kernel")
     r.add_argument("--model", required=True, help="as for capture")
     r.add_argument("--units", default="", help="comma-separated unit names; default: the model's whole grid")
@@ -130,23 +151,6 @@ def _parser() -> argparse.ArgumentParser:
     r.add_argument("--seed", type=_count, default=0)
     r.add_argument("--out", default="replay", help="folder for <model>/<unit>.jsonl (default: replay)")
     r.add_argument("--limit-s", type=_seconds, default=float("inf"), help="start no further run after this long")
-    v = commands.add_parser("validate", help="compare replayed plans with the simulator (needs no GPU)")
-    v.add_argument("runs", help="TOML file that names journals, traces of every device, links and the split")
-    v.add_argument("--out", help="also write the table here, as .parquet and .csv")
-    v.add_argument(
-        "--device-model", choices=("serial", "shared"), default="shared",
-        help="one kernel at a time on a device, or kernels of several streams together (default: shared)",
-    )  # fmt: skip
-    v.add_argument("--plans", metavar="FOLDER", help="write plans of single, af and kernel for every unit instead")
-    v.add_argument("--depth", type=_depths, default=(1, 2, 4), help="depths of those plans (default: 1,2,4)")
-    b = commands.add_parser("calibrate", help="measure kernels on this machine's GPU, as a table for costs fit")
-    b.add_argument("--out", default="calibration", help="folder for the GPU's table and journal (default: calibration)")
-    b.add_argument("--kinds", default="", help="comma-separated kernel kinds; default: all")
-    b.add_argument("--link", action="store_true", help="also measure the links between the GPUs")
-    b.add_argument("--limit-s", type=_seconds, default=300.0, help="measure no further shape after this (default: 300)")
-    m = commands.add_parser("manifest", help="write MANIFEST.json for a folder of traces")
-    m.add_argument("folder", nargs="?", default="traces")
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

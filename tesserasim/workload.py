@@ -246,7 +246,7 @@ class _Build:
         """Largest over the launches: captured peak of activations and workspace, scaled to the point."""
         peak = 0.0
         for run in self.first:
-            base = run.trace.meta.workspace_bytes or _live_peak(run.trace)
+            base = run.trace.meta.workspace_bytes or live_peak(run.trace.buffers)
             peak = max(peak, base * max(run.byte_scale))
         return int(peak + 0.5)
 
@@ -269,10 +269,10 @@ def _per_request(b: Buffer, trace: Trace, tokens: int) -> int:
     return -(-b.nbytes // max(1, int(trace.meta.unit.get("batch", 1))))
 
 
-def _live_peak(trace: Trace) -> int:
-    """Peak of activations and workspace alive at one time, from first and last use; for traces without it."""
+def live_peak(buffers: Sequence[Buffer]) -> int:
+    """Most bytes of activations and workspace alive at one time, from first and last use; for traces without it."""
     change: dict[int, int] = {}
-    for b in trace.buffers:
+    for b in buffers:
         if b.role in ("activation", "workspace") and b.first_use >= 0:
             change[b.first_use] = change.get(b.first_use, 0) + b.nbytes
             change[b.last_use + 1] = change.get(b.last_use + 1, 0) - b.nbytes

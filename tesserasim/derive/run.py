@@ -16,12 +16,13 @@ from tesserasim.derive.layers import Plan, decoder_unit
 from tesserasim.derive.model import Experts, Model
 from tesserasim.derive.shard import MAX_TP, WEIGHTS, Format, check_weights, shard
 from tesserasim.derive.times import GAP_NS, ReferenceTimes
-from tesserasim.derive.unit import Unit, live_peak
+from tesserasim.derive.unit import Unit
 from tesserasim.errors import InputError
 from tesserasim.files import path_text, shown
 from tesserasim.metrics.memory import USABLE
 from tesserasim.trace.mix import MAX_LENGTHS
 from tesserasim.trace.model import Kernel, Trace, TraceMeta, structure_sha256
+from tesserasim.workload import live_peak
 
 REFERENCE = "H200-SXM"
 #: The points of captured units: decode only where batch x context stays below what an H200 holds of a Llama-3-8B.

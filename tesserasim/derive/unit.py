@@ -127,17 +127,3 @@ class Unit:
             dataclasses.replace(b, first_use=first.get(b.id, -1), last_use=last.get(b.id, -1))
             for b in self.buffers.values()
         )
-
-
-def live_peak(buffers: Sequence[Buffer]) -> int:
-    """Most bytes of activations alive at one time."""
-    change: dict[int, int] = {}
-    for b in buffers:
-        if b.role in ("activation", "workspace") and b.first_use >= 0:
-            change[b.first_use] = change.get(b.first_use, 0) + b.nbytes
-            change[b.last_use + 1] = change.get(b.last_use + 1, 0) - b.nbytes
-    live = peak = 0
-    for at in sorted(change):
-        live += change[at]
-        peak = max(peak, live)
-    return peak
