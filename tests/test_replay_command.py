@@ -88,7 +88,8 @@ def test_random_placements_and_a_plan_file_on_the_cpu(tmp_path: Path, capsys: py
     ["--on", "cpu"], ["--on", "cpu,nowhere"], ["--sms", "0,4"], ["--sms", "x"], ["--depth", ""], ["--random", "-1"],
     ["--on", "meta,cpu"], ["--on", ",".join(["cpu"] * 9)], ["--units", "decode-b2-c9,decode-b2-c8"],
     ["--random", "10001"], ["--profile"], ["--links"], ["--pairs"], ["--timelines"], ["--sms", "64,68"],
-    ["--mutations", "1"], ["--depth", "2"],
+    ["--mutations", "1"], ["--depth", "2"], ["--copies", "kernel"], ["--copies", "me"], ["--devices", "0:64,0:68"],
+    ["--devices", "gpu0"], ["--backend", "cudagraph", "--sms", "64,68", "--devices", "0:64"],
     ["--backend", "cudagraph", "--on", "cpu,cuda:0"], ["--plan", "nowhere.json"], ["--depth", "1,257"],
 ])  # fmt: skip
 def test_bad_input_is_one_line(bad: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
