@@ -10,12 +10,13 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from hw.journals import Journal, Measured, Split
 from hw.validate.bench import Prediction, Unit, bench, dram_share, placed_sites, simulate, whole_gpu
@@ -62,17 +63,22 @@ class _Bench:
 def rows(runs: Path, device_model: str = "serial") -> list[dict[str, Any]]:
     """A row (keys: COLUMNS) per measured combination. Paths in the runs file are relative to it."""
     read = read_runs(runs)
+    units = [(path, unit, journal_of(path, unit)) for path, unit in read.units]
     found: list[dict[str, Any]] = []
-    for path, unit in read.units:
-        found += unit_rows(path, unit, journal_of(path, unit), read.split, device_model)
+    # Plans that co-run with many slots take half a minute each.
+    with tqdm(total=sum(len(j.measured) for _, _, j in units), desc="combinations", disable=None) as bar:
+        for path, unit, journal in units:
+            for row in unit_rows(path, unit, journal, read.split, device_model):
+                found.append(row)
+                bar.update()
     return found
 
 
-def unit_rows(path: Path, unit: Unit, journal: Journal, split: Split, device_model: str) -> list[dict[str, Any]]:
-    """Rows of one unit, whose journal lies at `path`."""
+def unit_rows(path: Path, unit: Unit, journal: Journal, split: Split, device_model: str) -> Iterator[dict[str, Any]]:
+    """Rows of one unit, whose journal lies at `path`, one by one."""
     equal = {c.plan: c.equal for c in journal.checks}
     shared = _Bench(unit, path, equal, _facts(unit, device_model))
-    return [_row(shared, m, split, device_model) for m in journal.measured]
+    yield from (_row(shared, m, split, device_model) for m in journal.measured)
 
 
 def _facts(unit: Unit, device_model: str) -> dict[str, Any]:
