@@ -15,15 +15,16 @@ import numpy as np
 
 from hw.journals import Hop
 from hw.validate.timeline import Span, Use, used
-from tesserasim.case import settled_run
+from tesserasim.case import Case, settled_run
 from tesserasim.cluster.catalogue import find_gpu
 from tesserasim.cluster.model import Cluster, Device, GpuSpec, Link
 from tesserasim.costs.times import KernelTimes, captured_times
 from tesserasim.demands import kernel_demands
 from tesserasim.errors import InputError
-from tesserasim.files import shown
 from tesserasim.lower import lower
 from tesserasim.plans import Lane, Plan
+from tesserasim.policies import policies
+from tesserasim.policies.base import Limits, NotApplicable
 from tesserasim.sim.engine import run
 from tesserasim.sim.program import Program
 from tesserasim.sim.result import LaneResult
@@ -34,7 +35,8 @@ from tesserasim.trace.model import Trace
 DEVICE_MODELS = ("serial", "shared")
 #: How the trace of a partition names its multiprocessors: "H200-SXM/64sm".
 _PARTITION = re.compile(r"/(\d{1,6})sm(?:~\d{1,6})?$")
-MAX_BATCH = 1_000_000
+#: Policies whose plans for a unit are replayed.
+POLICIES = ("single", "af", "kernel")
 #: Cohorts per slot in the run whose timeline is looked at; the first half is warm-up.
 _SEEN = 4
 
@@ -71,8 +73,6 @@ class Unit:
         for device, t in self.traces.items():
             if [k.site for k in t.kernels] != [k.site for k in first.kernels]:
                 raise InputError(f"{self.model} {first.unit}: device {device} runs other kernels than the first one")
-            if t.meta.model != first.meta.model or t.meta.unit != first.meta.unit:
-                raise InputError(f"{self.model} {first.unit}: device {device} was profiled at another point or model")
 
     @property
     def gpus(self) -> dict[int, list[str]]:
@@ -152,7 +152,7 @@ def simulate(
     if device_model not in DEVICE_MODELS:
         raise InputError(f"device model {device_model!r}: one of {', '.join(DEVICE_MODELS)}")
     mix, cluster, costs = bench(unit)
-    batch = unit_batch(unit)
+    batch = _batch(unit)
     lane = Lane("lane", batch, depth, {first.unit: placed}, stagger_us=stagger_us)
     plan = Plan("unit", cluster.name, "replay", (lane,))
     program = lower(mix, plan, cluster, costs, device_model=device_model)
@@ -214,10 +214,22 @@ def dram_share(unit: Unit, device_of: Sequence[str]) -> float:
     return asked / max(total, 1.0)
 
 
-def unit_batch(unit: Unit) -> int:
-    """Requests of one launch of the unit. InputError if its traces say none."""
-    first = unit.traces[min(unit.traces)]
-    value: Any = first.meta.unit.get("batch", 1)
-    if type(value) is not int or not 1 <= value <= MAX_BATCH:
-        raise InputError(f"{unit.model} {first.unit}: its trace was taken at batch {shown(value)}, which is no batch")
-    return value
+def policy_plans(unit: Unit, depths: Sequence[int], names: Sequence[str] = POLICIES) -> dict[str, Plan]:
+    """What policies make of the unit at its batch, by "policy-depth": from measured times and the measured hop."""
+    if unit.hop is None:
+        raise InputError("no hop was measured between the devices: python -m hw replay --links")
+    mix, cluster, costs = bench(unit)
+    batch = _batch(unit)
+    found: dict[str, Plan] = {}
+    for depth in depths:
+        limits = Limits((batch,), (depth,), max_seqs=max(256, batch * depth))
+        for name in names:
+            ran = Case(mix, cluster, costs, limits).best(policies()[name]())
+            if not isinstance(ran, NotApplicable):
+                found[f"{name}-{depth}"] = ran.plan
+    return found
+
+
+def _batch(unit: Unit) -> int:
+    value: Any = unit.traces[min(unit.traces)].meta.unit.get("batch", 1)
+    return int(value)

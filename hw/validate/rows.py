@@ -12,24 +12,21 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from hw.journals import Journal, Measured, Split
 from hw.validate.bench import Prediction, Unit, bench, dram_share, placed_sites, simulate, whole_gpu
-from hw.validate.runs import read_runs
+from hw.validate.runs import journal_of, read_runs
 from hw.validate.timeline import Use, read_timeline
 from tesserasim import __version__
-from tesserasim.case import digest, trace_hash
 from tesserasim.cluster.catalogue import prices
 from tesserasim.costs.times import CAPTURED_SYSTEMATIC
 from tesserasim.errors import InputError
-from tesserasim.files import path_text
 from tesserasim.sim.sharing import load_sharing
-from tesserasim.sweep.inputs import code_version
 
 #: Standard deviations of a normal distribution that hold 80 % of it.
 EIGHTY = 1.2816
@@ -37,7 +34,6 @@ EIGHTY = 1.2816
 MEMORY_BOUND, CORUN = 0.5, 0.01
 MAX_WATTS = 1e5
 
-Row = Mapping[str, Any]
 #: Columns of the table: name -> type. Text of use per device is JSON, since CSV knows no nesting.
 COLUMNS: dict[str, type] = {
     "model": str, "unit": str, "plan": str, "lane": str, "depth": int, "part": str, "switches": int,
@@ -50,7 +46,7 @@ COLUMNS: dict[str, type] = {
     "measured_energy_j": float, "simulated_energy_j": float, "usd_per_hour": float,
     "measured_usd_per_1e6": float, "simulated_usd_per_1e6": float,
     "device_model": str, "hardware": str, "driver": str, "torch": str, "hop_us": float, "hop_gbs": float,
-    "kernel_times": str, "simulator": str, "version": str, "inputs": str, "why": str,
+    "kernel_times": str, "simulator": str, "version": str, "why": str,
 }  # fmt: skip
 
 
@@ -62,48 +58,27 @@ class _Bench:
     journal: Path
     equal: Mapping[str, bool | None]  # plan -> whether its outputs were right
     facts: Mapping[str, Any]  # columns
-    content: str  # hash of all that is not of one row
 
 
 def rows(runs: Path, device_model: str = "serial") -> list[dict[str, Any]]:
-    """A row (keys: COLUMNS) per measured combination of all units. Paths in the runs file are relative to it."""
+    """A row (keys: COLUMNS) per measured combination. Paths in the runs file are relative to it."""
     read = read_runs(runs)
-    units = [(entry.journal, *entry.read()) for entry in read.entries]
-    return [row for path, unit, own in units for row in unit_rows(path, unit, own, read.split, device_model)]
+    units = [(path, unit, journal_of(path, unit)) for path, unit in read.units]
+    found: list[dict[str, Any]] = []
+    # Plans that co-run with many slots take half a minute each.
+    with tqdm(total=sum(len(j.measured) for _, _, j in units), desc="combinations", disable=None) as bar:
+        for path, unit, journal in units:
+            for row in unit_rows(path, unit, journal, read.split, device_model):
+                found.append(row)
+                bar.update()
+    return found
 
 
-def unit_rows(
-    path: Path, unit: Unit, journal: Journal, split: Split, device_model: str, kept: Mapping[str, Row] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Rows of one unit, whose journal lies at `path`, one by one: a plan that co-runs in many slots takes a while.
-
-    `kept`: rows of a run before, by their column `inputs`; one whose inputs are the same is not simulated again.
-    """
+def unit_rows(path: Path, unit: Unit, journal: Journal, split: Split, device_model: str) -> Iterator[dict[str, Any]]:
+    """Rows of one unit, whose journal lies at `path`, one by one."""
     equal = {c.plan: c.equal for c in journal.checks}
-    traces = [[d, trace_hash(t)] for d, t in sorted(unit.traces.items())]
-    content = digest(traces, repr(unit.hop), unit.copies, device_model, sources())
-    shared = _Bench(unit, path, equal, _facts(unit, device_model), content)
-    for m in journal.measured:
-        inputs = _inputs(shared, m, split)
-        known = (kept or {}).get(inputs)
-        yield dict(known) if known is not None else {**_row(shared, m, split), "inputs": inputs}
-
-
-@cache
-def sources() -> str:
-    """Version of the simulator and of this comparison: a hash over their files, as they are now."""
-    own = [Path(__file__).parents[1] / "journals.py", *sorted(Path(__file__).parent.glob("*.py"))]
-    return digest(code_version(), [hashlib.sha256(p.read_bytes()).hexdigest() for p in own])
-
-
-def _inputs(shared: _Bench, m: Measured, split: Split) -> str:
-    """Hash of everything that a row depends on."""
-    timeline = _timeline_path(shared, m)
-    try:
-        seen = hashlib.sha256(timeline.read_bytes()).hexdigest() if timeline.is_file() else ""
-    except OSError as error:
-        raise InputError(f"{path_text(timeline)}: cannot be read ({error.strerror})") from None
-    return digest(shared.content, repr(m), shared.equal.get(m.plan), split.held_out(m), seen)
+    shared = _Bench(unit, path, equal, _facts(unit, device_model))
+    yield from (_row(shared, m, split, device_model) for m in journal.measured)
 
 
 def _facts(unit: Unit, device_model: str) -> dict[str, Any]:
@@ -113,7 +88,7 @@ def _facts(unit: Unit, device_model: str) -> dict[str, Any]:
     content = [__version__, device_model, asdict(load_sharing()), figures]
     parts = "+".join(f"{d}:{n}sm" for d, n in sorted(unit.parts.items()))
     return {
-        "device_model": device_model, "version": code_version(),
+        "device_model": device_model, "version": __version__,
         "hardware": f"{whole_gpu(first).name} {parts or '+'.join(sorted(unit.traces))}",
         "hop_us": unit.hop.latency_ns / 1000 if unit.hop else None, "hop_gbs": unit.hop.gbs if unit.hop else None,
         "kernel_times": bench(unit)[2].version[:16],
@@ -121,7 +96,7 @@ def _facts(unit: Unit, device_model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(shared: _Bench, m: Measured, split: Split) -> dict[str, Any]:
+def _row(shared: _Bench, m: Measured, split: Split, device_model: str) -> dict[str, Any]:
     unit, trace = shared.unit, shared.unit.traces[min(shared.unit.traces)]
     used = [d for d in sorted(unit.traces) if d in m.device_of]
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -140,7 +115,7 @@ def _row(shared: _Bench, m: Measured, split: Split) -> dict[str, Any]:
         row["lesser_share"] = _lesser_share(unit, m)
         row["dram_share"] = round(dram_share(unit, m.device_of), 4)
         row["memory_bound"] = row["dram_share"] > MEMORY_BOUND
-        found = simulate(unit, m.device_of, m.depth, row["device_model"], m.stagger_us)
+        found = simulate(unit, m.device_of, m.depth, device_model, m.stagger_us)
     except InputError as error:
         return {**row, "why": "; ".join(x for x in (row["why"], str(error)) if x)}
     return {**row, **_simulated(unit, m, found, row)}
@@ -162,14 +137,9 @@ def _measured(shared: _Bench, m: Measured, used: Sequence[str]) -> dict[str, Any
     }  # fmt: skip
 
 
-def _timeline_path(shared: _Bench, m: Measured) -> Path:
-    # No lane's name leads out of the folder.
-    return shared.journal.with_name(f"{shared.journal.stem}.{m.lane}.d{m.depth}.json".replace("/", "_"))
-
-
 def _timeline(shared: _Bench, m: Measured, used: Sequence[str]) -> tuple[Use | None, str]:
     """Use of devices in the timeline that the replay wrote of this combination; why there is none in one that is."""
-    path = _timeline_path(shared, m)
+    path = shared.journal.with_name(f"{shared.journal.stem}.{m.lane}.d{m.depth}.json")
     if not path.is_file():
         return None, ""
     kernels = next(iter(shared.unit.traces.values())).kernels

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hw.journals import Journal, Split, journal_lines, read_hop, read_json, read_split, read_whole
-from hw.validate.bench import Unit, partition_sms, whole_gpu
-from tesserasim.cluster.catalogue import find_gpu
+from hw.journals import Journal, Split, read_hop, read_json, read_split, read_whole
+from hw.validate.bench import Unit, partition_sms
 from tesserasim.errors import InputError
 from tesserasim.files import did_you_mean, path_text, read_toml, shown
 from tesserasim.trace.parquet import read_trace
@@ -18,33 +17,15 @@ MAX_LAUNCH_NS = 1e6
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A [[unit]] of a runs file. Its keys are checked; none of the files that it names has been opened."""
-
-    journal: Path
-    table: Mapping[str, Any]
-    here: Path  # what its paths are relative to
-
-    def read(self) -> tuple[Unit, Journal]:
-        """The unit and its journal. InputError in one line for files that are damaged, missing or of other runs."""
-        unit = self.unit()
-        return unit, journal_of(self.journal, unit)
-
-    def unit(self) -> Unit:
-        """The unit as it was profiled, whether or not it has been replayed."""
-        return _unit(self.table, self.here)
-
-
-@dataclass(frozen=True)
 class Runs:
     """Units with the files of their journals, and the split that judges them."""
 
     split: Split
-    entries: tuple[Entry, ...]
+    units: tuple[tuple[Path, Unit], ...]
 
 
 def read_runs(path: Path) -> Runs:
-    """The split and the units of a runs file. InputError in one line for anything in it that is not as it should be."""
+    """The split and every unit of a runs file. InputError in one line for anything that is not as it should be."""
     data = read_toml(path, "runs")
     name, here, units = path_text(path), path.parent, data.get("unit")
     if not isinstance(data.get("split"), str) or not isinstance(units, list) or not units:
@@ -55,7 +36,7 @@ def read_runs(path: Path) -> Runs:
     journals = [(here / u["journal"]).resolve() for u in checked if u["journal"].isprintable()]
     if len(set(journals)) < len(journals):
         raise InputError(f"{name}: two [[unit]]s name one journal, whose runs would count twice")
-    return Runs(split, tuple(Entry(here / u["journal"], u, here) for u in checked))
+    return Runs(split, tuple((here / u["journal"], _unit(u, here)) for u in checked))
 
 
 #: What may have moved bytes between devices.
@@ -63,42 +44,24 @@ COPIES = ("engine", "kernel")
 
 
 def journal_of(path: Path, unit: Unit) -> Journal:
-    """The journal of a unit; InputError if it was run at another point or on other devices than its traces."""
-    journal, name = read_whole(path), path_text(path)
-    if not journal.model:
-        raise InputError(f"{name}: holds no session of python -m hw replay")
-    if journal.model.casefold() != unit.model.casefold():
-        raise InputError(f"{name}: runs of {journal.model}, its traces are of {unit.model}")
+    """The journal of a unit; InputError if it was run at another point or on other partitions than its traces."""
+    journal = read_whole(path)
     if journal.copies != unit.copies:
-        raise InputError(f"{name}: its bytes were moved by {journal.copies} copies, not by {unit.copies}")
-    _one_machine(name, {m.machine.gpu for m in journal.measured}, unit)
+        raise InputError(f"{path_text(path)}: its bytes were moved by {journal.copies} copies, not by {unit.copies}")
     for device, trace in unit.traces.items():
         own = trace.meta.unit
         for key in ("name", "batch", "tokens", "context"):
             if key in own and journal.point.get(key, own[key]) != own[key]:
-                raise InputError(f"{name}: its {key} was {shown(journal.point[key])}, that of the trace is {own[key]}")
+                raise InputError(
+                    f"{path_text(path)}: its {key} was {shown(journal.point[key])}, that of the trace is {own[key]}"
+                )
         for m in journal.measured:
             sms = m.machine.sms.get(device)
             if sms is not None and partition_sms(trace) not in (None, sms):
-                raise InputError(f"{name}: device {device} had {sms} multiprocessors, its trace is of {trace.meta.gpu}")
+                raise InputError(
+                    f"{path_text(path)}: device {device} had {sms} multiprocessors, its trace is of {trace.meta.gpu}"
+                )
     return journal
-
-
-def _one_machine(name: str, gpus: Collection[str], unit: Unit) -> None:
-    """InputError unless `gpus` (a machine goes by its first one; "": unknown) are one, and one of the traces'."""
-    known = sorted({_canonical(g) for g in gpus if g})
-    if len(known) > 1:
-        raise InputError(f"{name}: runs of two machines ({', '.join(known)}); give each a journal of its own")
-    own = sorted({whole_gpu(t).name for t in unit.traces.values()})
-    if known and known[0] not in own:
-        raise InputError(f"{name}: was run on {known[0]}, the traces were taken on {', '.join(own)}")
-
-
-def _canonical(gpu: str) -> str:
-    try:
-        return find_gpu(gpu).name
-    except InputError:  # none that the catalogue knows, so none of a trace
-        return gpu
 
 
 def read_paths(path: Path) -> list[Path]:
@@ -146,13 +109,4 @@ def _unit(u: Mapping[str, Any], here: Path) -> Unit:
         traces[device] = trace if launch is None else replace(trace, meta=replace(trace.meta, launch=launch))
     copies = u.get("copies", COPIES[0])
     hop = read_hop(here / u["links"], copies) if "links" in u else None
-    unit = Unit(next(iter(traces.values())).meta.model, traces, hop, copies)
-    if "links" in u:
-        _one_machine(path_text(here / u["links"]), _link_gpus(here / u["links"]), unit)
-    return unit
-
-
-def _link_gpus(path: Path) -> set[str]:
-    """GPUs of the machines that a journal of links speaks of."""
-    sessions = (row.get("machine") for _, row in journal_lines(path, "journal of python -m hw replay --links"))
-    return {g for m in sessions if isinstance(m, dict) and isinstance(g := m.get("gpu"), str) and g.isprintable()}
+    return Unit(next(iter(traces.values())).meta.model, traces, hop, copies)
